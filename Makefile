@@ -1,0 +1,37 @@
+# make setup   a virtual environment in .venv with everything the project needs
+# make test    what CI runs: format, lint, types, tests
+# make demo    the paper's own setting, planned
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: setup test format demo bench clean
+
+setup: .venv/installed
+
+# torch comes first and alone: a package that pulls torch by itself would bring another build.
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("AdaptSFL needs Python 3.11 or newer, this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	@touch $@
+
+test: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: setup
+	$(BIN)/adaptsfl plan recipes/vgg16-paper.toml recipes/resnet18-paper.toml
+
+bench: setup
+	$(BIN)/python benchmarks/planner.py
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,93 @@
+"""Turn what callers give into arrays and numbers that the formulas can trust, or say what is wrong."""
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptsfl.errors import InvalidInput
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+def vector(
+    field: str, values: Any, *, length: int | None = None, of: str = "", positive: bool = False
+) -> FloatArray:
+    """Return `values` as a read-only float vector of finite numbers: all > 0 if `positive`, else all ≥ 0.
+
+    `of` says what fixes the length ("one per device"), for the error message.
+    """
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInput(field, f"is not a list of numbers: {_short(values)}", "Give numbers only") from None
+    if array.ndim != 1 or array.size == 0:
+        shape = "empty" if array.size == 0 else f"of shape {array.shape}"
+        raise InvalidInput(field, f"is {shape}", f"Give a plain list with at least one number{_per(of)}")
+    if length is not None and array.size != length:
+        raise InvalidInput(field, f"has {array.size} entries, expected {length}", f"Give {length}{_per(of)}")
+    bad = ~np.isfinite(array) | (array <= 0 if positive else array < 0)
+    if bad.any():
+        index = int(np.argmax(bad))
+        number(f"{field}[{index}]", float(array[index]), positive=positive)  # raises with the right words
+    array.setflags(write=False)
+    return array
+
+
+def number(field: str, value: Any, *, positive: bool = False) -> float:
+    """Return `value` as a finite float that is > 0 if `positive`, else ≥ 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidInput(field, f"is not a number: {_short(value)}", "Give a number")
+    result = float(value)
+    if not math.isfinite(result):
+        raise InvalidInput(field, f"is {result}", "Give a finite number")
+    if result < 0 or (positive and result == 0):
+        raise InvalidInput(field, f"is {result:g}", f"Give a number {'above zero' if positive else '≥ 0'}")
+    return result
+
+
+def whole_number(field: str, value: Any, *, at_least: int = 1) -> int:
+    """Return `value` as an int that is at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise InvalidInput(field, f"is not a whole number: {_short(value)}", f"Give an integer ≥ {at_least}")
+    if value < at_least:
+        raise InvalidInput(field, f"is {value}", f"Give an integer ≥ {at_least}")
+    return int(value)
+
+
+def rising(field: str, values: FloatArray) -> FloatArray:
+    """Return `values` if they never fall: cumulative costs grow with the cut."""
+    falls = np.flatnonzero(np.diff(values) < 0)
+    if falls.size:
+        at = int(falls[0]) + 1
+        raise InvalidInput(
+            f"{field}[{at}]",
+            f"is {values[at]:g}, below {values[at - 1]:g} before it, but it counts layers 1..{at + 1} together",
+            "Give cumulative values, which never fall with the cut",
+        )
+    return values
+
+
+def cut_numbers(field: str, values: Sequence[int] | IntArray, layers: int) -> IntArray:
+    """Return `values` as an array of cuts, each a whole number in 1..layers."""
+    cuts = [whole_number(f"{field}[{k}]", value) for k, value in enumerate(values)]
+    for k, cut in enumerate(cuts):
+        if cut > layers:
+            raise InvalidInput(f"{field}[{k}]", f"is {cut}", f"Give cuts from 1 to {layers}, the number of layers")
+    if not cuts:
+        raise InvalidInput(field, "is empty", "Give at least one cut")
+    return np.array(cuts, dtype=np.int64)
+
+
+def _per(of: str) -> str:
+    return f", {of}" if of else ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,97 @@
+"""What every possible cut of a model costs: work, payload and memory.
+
+Cut j puts layers 1..j on the device and the rest on the edge server. Cut L is allowed: the device then holds
+the whole model, and what it sends are the logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptsfl import checks
+from adaptsfl.checks import FloatArray
+from adaptsfl.errors import InvalidInput
+
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True)
+class CutCosts:
+    """Costs indexed by cut: entry j-1 belongs to cut j. FLOPs and payloads are per data sample.
+
+    Attributes:
+        forward_flops: ρ_j, forward work of layers 1..j (one multiply-add is 2 FLOPs).
+        backward_flops: ϖ_j, backward work of layers 1..j.
+        activation_bits: ψ_j, size of the activations that leave layer j.
+        gradient_bits: χ_j, size of the gradients that come back to layer j.
+        client_model_bits: δ_j, size of layers 1..j as the fed server averages them.
+        memory_bytes: what a device needs to train layers 1..j with one mini-batch: parameters, their gradients,
+            optimiser state and the batch's saved activations. None if unknown.
+        names: one name per layer, for people; empty if unnamed.
+    """
+
+    forward_flops: FloatArray
+    backward_flops: FloatArray
+    activation_bits: FloatArray
+    gradient_bits: FloatArray
+    client_model_bits: FloatArray
+    memory_bytes: FloatArray | None = None
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        layers: int | None = None
+        for field in ("forward_flops", "backward_flops", "activation_bits", "gradient_bits", "client_model_bits"):
+            values = checks.vector(field, getattr(self, field), length=layers, of="one per cut")
+            layers = values.size
+            object.__setattr__(self, field, values)
+        for field in ("forward_flops", "backward_flops", "client_model_bits"):
+            checks.rising(field, getattr(self, field))
+        if self.memory_bytes is not None:
+            memory = checks.vector("memory_bytes", self.memory_bytes, length=layers, of="one per cut")
+            object.__setattr__(self, "memory_bytes", memory)
+        if self.names and len(self.names) != layers:
+            raise InvalidInput("names", f"has {len(self.names)} entries", f"Give {layers}, one per layer")
+
+    @property
+    def layers(self) -> int:
+        """L, the number of layers and of cuts."""
+        return self.forward_flops.size
+
+    def name(self, cut: int) -> str:
+        """Return the name of the layer after which cut `cut` lies."""
+        return self.names[cut - 1] if self.names else f"layer {cut}"
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer on its own, per data sample: the building block of `cut_costs`."""
+
+    name: str
+    forward_flops: float
+    backward_flops: float
+    output_values: int
+    parameters: int
+    saved_values: int
+
+
+def cut_costs(
+    layers: Sequence[LayerCost], batch_size: int, *, bits_per_value: int = 32, optimizer_values: int = 0
+) -> CutCosts:
+    """Add layers up into the costs of every cut.
+
+    `optimizer_values` is how many numbers the optimiser keeps per parameter: 0 for SGD, 1 with momentum, 2 for Adam.
+    """
+    parameters = np.cumsum([layer.parameters for layer in layers])
+    saved = np.cumsum([layer.saved_values for layer in layers])
+    payload_bits = np.array([layer.output_values * bits_per_value for layer in layers])
+    model_values = parameters * (2 + optimizer_values)  # the parameter, its gradient, the optimiser's state
+    return CutCosts(
+        forward_flops=np.cumsum([layer.forward_flops for layer in layers]),
+        backward_flops=np.cumsum([layer.backward_flops for layer in layers]),
+        activation_bits=payload_bits,
+        gradient_bits=payload_bits,
+        client_model_bits=parameters * bits_per_value,
+        memory_bytes=(model_values + batch_size * saved) * bits_per_value / BITS_PER_BYTE,
+        names=tuple(layer.name for layer in layers),
+    )

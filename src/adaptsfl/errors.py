@@ -1,0 +1,40 @@
+"""The exception tree. Every error that a user can cause is one of these, and says what to do about it.
+
+AdaptSFLError
+├── InvalidInput      a value, field or file that cannot be used
+├── InfeasiblePlan    the problem is well-formed, but no plan reaches its target
+└── SolverError       a solver cannot take this problem, or failed on it
+"""
+
+
+class AdaptSFLError(Exception):
+    """Base of all errors raised for reasons a user can act on."""
+
+
+class InvalidInput(AdaptSFLError):
+    """A value that cannot be used: names the field, what is wrong with its value, and the remedy."""
+
+    def __init__(self, field: str, problem: str, remedy: str, *, source: str = "") -> None:
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+        self.source = source
+        where = ": ".join(part for part in (source, field) if part)
+        super().__init__(f"{where}: {problem}. {remedy}")
+
+    def inside(self, section: str) -> "InvalidInput":
+        """Return the same error as seen from outside `section`: `flops[3]` becomes `devices.flops[3]`."""
+        field = f"{section}.{self.field}" if self.field else section
+        return InvalidInput(field, self.problem, self.remedy, source=self.source)
+
+    def from_file(self, source: str) -> "InvalidInput":
+        """Return the same error with the file that held the value."""
+        return InvalidInput(self.field, self.problem, self.remedy, source=source)
+
+
+class InfeasiblePlan(AdaptSFLError):
+    """No interval and cuts satisfy the problem; the message says which limit to move and how far."""
+
+
+class SolverError(AdaptSFLError):
+    """A solver cannot take this problem (for example, exhaustive search of a large one) or failed on it."""
