@@ -15,9 +15,7 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-def vector(
-    field: str, values: Any, *, length: int | None = None, of: str = "", positive: bool = False
-) -> FloatArray:
+def vector(field: str, values: Any, *, length: int | None = None, of: str = "", positive: bool = False) -> FloatArray:
     """Return `values` as a read-only float vector of finite numbers: all > 0 if `positive`, else all ≥ 0.
 
     `of` says what fixes the length ("one per device"), for the error message.

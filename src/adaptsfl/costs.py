@@ -41,7 +41,13 @@ class CutCosts:
 
     def __post_init__(self) -> None:
         layers: int | None = None
-        for field in ("forward_flops", "backward_flops", "activation_bits", "gradient_bits", "client_model_bits"):
+        for field in (
+            "forward_flops",
+            "backward_flops",
+            "activation_bits",
+            "gradient_bits",
+            "client_model_bits",
+        ):
             values = checks.vector(field, getattr(self, field), length=layers, of="one per cut")
             layers = values.size
             object.__setattr__(self, field, values)
