@@ -1,0 +1,235 @@
+"""What files may say: recipes (TOML) and planning problems (JSON), with unknown keys refused.
+
+This module knows shapes and types; whether a value makes sense (positive, finite, of the right length) is
+checked by the part of the program that uses it, which raises `InvalidInput` with the field's name.
+Recipes give units in their keys (Mbps, TFLOPS, MB); problem files are in SI units throughout.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+from pydantic import BaseModel, ConfigDict
+
+from adaptsfl.errors import InvalidInput
+
+Range = float | list[float]  # one value for all devices, or [low, high] to draw from
+
+
+class Section(BaseModel):
+    """A table of a file: immutable, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DriftConfig(Section):
+    """D(I, L_c) = 1{I>1}·I^power·Σ_{j≤L_c} per_layer[j]: how much progress of a round the drift eats."""
+
+    per_layer: list[float]
+    power: float
+
+
+class ConvergenceConfig(Section):
+    """Either the paper's constants and target ε, or a drift and its budget."""
+
+    initial_gap: float
+    smoothness: float | None = None
+    gradient_moment: list[float] | None = None
+    gradient_variance: list[float] | None = None
+    target: float | None = None
+    drift: DriftConfig | None = None
+    budget: float | None = None
+
+
+class PlannerConfig(Section):
+    """What the planner may choose from."""
+
+    interval: int | None = None
+    max_interval: int | None = None
+    cuts: int | list[int] | None = None
+    allowed_cuts: list[int] | None = None
+
+
+class ModelConfig(Section):
+    """The model whose cuts are planned."""
+
+    name: str
+    classes: int = 10
+
+
+class TrainingConfig(Section):
+    """What the training itself fixes."""
+
+    batch_size: int = 16
+    learning_rate: float = 5e-4
+
+
+class NoiseConfig(Section):
+    """Coefficients of variation of what the planner measures; the true values stay as they are."""
+
+    compute_cv: float = 0.0
+    uplink_cv: float = 0.0
+    downlink_cv: float = 0.0
+
+
+class FleetConfig(Section):
+    """Devices and servers: a built-in fleet, any part of it replaced, or a trace to replay."""
+
+    base: str = "paper"
+    devices: int = 20
+    seed: int = 0
+    distribution: Literal["uniform", "log-uniform"] | None = None
+    device_tflops: Range | None = None
+    uplink_mbps: Range | None = None
+    downlink_mbps: Range | None = None
+    fed_uplink_mbps: Range | None = None
+    fed_downlink_mbps: Range | None = None
+    memory_mb: Range | None = None
+    server_tflops: float | None = None
+    server_to_fed_mbps: float | None = None
+    server_from_fed_mbps: float | None = None
+    redraw: list[str] | None = None
+    noise: NoiseConfig = NoiseConfig()
+    trace: str | None = None
+    trace_repeats: bool = False
+
+
+class Recipe(Section):
+    """One experiment."""
+
+    name: str = ""
+    model: ModelConfig
+    training: TrainingConfig = TrainingConfig()
+    fleet: FleetConfig = FleetConfig()
+    convergence: ConvergenceConfig
+    planner: PlannerConfig = PlannerConfig()
+
+
+class DevicesSection(Section):
+    """One entry per device, in SI units."""
+
+    flops: list[float]
+    uplink_bps: list[float]
+    downlink_bps: list[float]
+    fed_uplink_bps: list[float]
+    fed_downlink_bps: list[float]
+    memory_bytes: list[float | None] | None = None
+    names: list[str] | None = None
+
+
+class ServerSection(Section):
+    """The edge server and its links with the fed server, in SI units."""
+
+    flops: float
+    to_fed_bps: float
+    from_fed_bps: float
+
+
+class CutsSection(Section):
+    """One entry per cut, cumulative where the paper's are, in SI units."""
+
+    forward_flops: list[float]
+    backward_flops: list[float]
+    activation_bits: list[float]
+    gradient_bits: list[float]
+    client_model_bits: list[float]
+    memory_bytes: list[float] | None = None
+    names: list[str] | None = None
+
+
+class ProblemFile(Section):
+    """A planning problem on its own: nothing is drawn at random, nothing is looked up."""
+
+    batch_size: int
+    learning_rate: float
+    devices: DevicesSection
+    server: ServerSection
+    cuts: CutsSection
+    convergence: ConvergenceConfig
+    planner: PlannerConfig = PlannerConfig()
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read a recipe; its trace, if any, is looked for beside it."""
+    try:
+        content = tomllib.loads(_read(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput("", f"is not valid TOML: {error}", "Mend the syntax", source=str(path)) from None
+    recipe = parse(Recipe, content, source=str(path))
+    if recipe.fleet.trace is None:
+        return recipe
+    fleet = recipe.fleet.model_copy(update={"trace": str(path.parent / recipe.fleet.trace)})
+    return recipe.model_copy(update={"fleet": fleet})
+
+
+def load_problem_file(path: Path) -> ProblemFile:
+    """Read a planning problem."""
+    try:
+        content = json.loads(_read(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidInput("", f"is not valid JSON: {error}", "Mend the syntax", source=str(path)) from None
+    return parse(ProblemFile, content, source=str(path))
+
+
+def parse(section: type[AnySection], content: Any, *, source: str = "") -> AnySection:
+    """Return `content` as a `section`, or raise `InvalidInput` for the first thing that does not fit."""
+    try:
+        return section.model_validate(content)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem, remedy = _explain(first, section)
+        raise InvalidInput(_dotted(first["loc"]), problem, remedy, source=source) from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidInput("", f"cannot be read: {reason}", "Check the path", source=str(path)) from None
+    except UnicodeDecodeError:
+        raise InvalidInput("", "is not UTF-8 text", "Save it as UTF-8", source=str(path)) from None
+
+
+def _explain(error: Mapping[str, Any], section: type[Section]) -> tuple[str, str]:
+    """Return what is wrong and what to do, in words that fit any of our files."""
+    given = repr(error["input"])
+    given = given if len(given) <= 60 else given[:57] + "..."
+    name = str(error["loc"][-1]) if error["loc"] else ""
+    match error["type"]:
+        case "missing":
+            return "is missing", "Add it"
+        case "extra_forbidden":
+            near = difflib.get_close_matches(name, _keys(section), n=1)
+            return f"is not a known key (its value is {given})", f"Did you mean {near[0]!r}?" if near else "Remove it"
+        case _:
+            return f"is {given}", error["msg"].replace("Input should be", "Give").replace("valid ", "")
+
+
+def _keys(section: type[Section]) -> set[str]:
+    """Every key of `section` and of the sections inside it."""
+    keys: set[str] = set()
+    for key, field in section.model_fields.items():
+        keys.add(key)
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            keys |= _keys(inner)
+    return keys
+
+
+def _dotted(location: tuple[str | int, ...]) -> str:
+    """('devices', 'flops', 3) becomes devices.flops[3]; the branch names of a union are left out."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part not in ("float", "int") and "[" not in part:
+            text += f".{part}" if text else part
+    return text

@@ -1,0 +1,119 @@
+"""One moment of a fleet: its devices, the edge server and their links."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adaptsfl import checks
+from adaptsfl.checks import FloatArray
+from adaptsfl.errors import InvalidInput
+
+RATES = ("flops", "uplink_bps", "downlink_bps", "fed_uplink_bps", "fed_downlink_bps")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: f_i, r_i^U, r_i^D, r_{i,f}^U, r_{i,f}^D, and the memory it can give to training."""
+
+    name: str
+    flops: float
+    uplink_bps: float
+    downlink_bps: float
+    fed_uplink_bps: float
+    fed_downlink_bps: float
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Server:
+    """The edge server: f_s, and its links to and from the fed server, r_{s,f} and r_{f,s}."""
+
+    flops: float
+    to_fed_bps: float
+    from_fed_bps: float
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "to_fed_bps", "from_fed_bps"):
+            object.__setattr__(self, name, checks.number(name, getattr(self, name), positive=True))
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All devices and the edge server at one moment; entry i of every array belongs to device i."""
+
+    flops: FloatArray
+    uplink_bps: FloatArray
+    downlink_bps: FloatArray
+    fed_uplink_bps: FloatArray
+    fed_downlink_bps: FloatArray
+    server: Server
+    memory_bytes: FloatArray | None = None  # infinite for a device without a limit
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        size: int | None = None
+        for name in RATES:
+            values = checks.vector(name, getattr(self, name), length=size, of="one per device", positive=True)
+            size = values.size
+            object.__setattr__(self, name, values)
+        if self.memory_bytes is not None:
+            object.__setattr__(self, "memory_bytes", _memory("memory_bytes", self.memory_bytes, self.size))
+        if self.names and len(self.names) != size:
+            raise InvalidInput("names", f"has {len(self.names)} entries", f"Give {size}, one per device")
+
+    @property
+    def size(self) -> int:
+        """N, the number of devices."""
+        return self.flops.size
+
+    def name(self, index: int) -> str:
+        """Return what people call the device at `index`; unnamed devices are numbered from 1."""
+        return self.names[index] if self.names else f"device {index + 1}"
+
+    def device(self, index: int) -> Device:
+        """Return one device by its index."""
+        rates = {name: float(getattr(self, name)[index]) for name in RATES}
+        limit = float("inf") if self.memory_bytes is None else float(self.memory_bytes[index])
+        return Device(self.name(index), **rates, memory_bytes=None if np.isinf(limit) else limit)
+
+    def __iter__(self) -> Iterator[Device]:
+        return (self.device(index) for index in range(self.size))
+
+    @classmethod
+    def of(cls, devices: Sequence[Device], server: Server) -> "Fleet":
+        """Build a fleet from single devices."""
+        limits = [device.memory_bytes for device in devices]
+        return cls(
+            **{name: np.array([getattr(device, name) for device in devices]) for name in RATES},
+            server=server,
+            memory_bytes=None if all(limit is None for limit in limits) else memory_limits(limits),
+            names=tuple(device.name for device in devices),
+        )
+
+    def with_rates(self, rates: Mapping[str, FloatArray]) -> "Fleet":
+        """Return the fleet with some of its `RATES` replaced."""
+        changes: dict[str, Any] = dict(rates)
+        return dataclasses.replace(self, **changes)
+
+    def scaled(self, factor: float, *resources: str) -> "Fleet":
+        """Return the fleet with the named rates, of devices or (as `server.flops`) of the server, times `factor`."""
+        ours = {name: getattr(self, name) * factor for name in resources if "." not in name}
+        theirs = [name.partition(".")[2] for name in resources if "." in name]
+        server = dataclasses.replace(self.server, **{name: getattr(self.server, name) * factor for name in theirs})
+        return dataclasses.replace(self, server=server).with_rates(ours)
+
+
+def memory_limits(limits: Sequence[float | None]) -> FloatArray:
+    """Return memory limits as an array in which None, no limit, is infinite."""
+    return np.array([np.inf if limit is None else limit for limit in limits], dtype=np.float64)
+
+
+def _memory(name: str, values: FloatArray, size: int) -> FloatArray:
+    """Check limits like any other vector, except that infinity, no limit, is welcome."""
+    limits = np.array(values, dtype=np.float64)
+    checks.vector(name, np.where(limits == np.inf, 1.0, limits), length=size, of="one per device", positive=True)
+    limits.setflags(write=False)
+    return limits

@@ -1,0 +1,180 @@
+"""Seconds: every latency term of the paper's Section V, one function each, and who sets each maximum.
+
+`cuts` holds the cut of every device, 1-based, along its last axis: one plan of shape (N,), many plans of shape
+(plans, N), or every cut of every device at once as a column of shape (L, 1). Each function gives one entry per device
+or, where the servers act, one per plan.
+
+    a1 client forward      T_i^F              b1 model upload      T_{c,i}^U and T_s^U
+    a2 activation upload   T_{a,i}^U          b2 aggregation       (nothing, as in the paper)
+    a3 server's turn       T_s^F + T_s^B      b3 model download    T_{c,i}^D and T_s^D
+    a4 gradient download   T_{g,i}^D
+    a5 client backward     T_i^B
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptsfl.checks import FloatArray, IntArray
+from adaptsfl.costs import CutCosts
+from adaptsfl.fleet import Fleet
+
+EDGE_SERVER, FED_SERVER = "edge server", "fed server"
+
+PHASES = {
+    "a1": "client forward",
+    "a2": "activation upload",
+    "a3": "server forward and backward",
+    "a4": "gradient download",
+    "a5": "client backward",
+    "b1": "model upload",
+    "b2": "aggregation",
+    "b3": "model download",
+}
+
+
+def client_forward_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """a1, T_i^F = b ρ_{cut(i)} / f_i."""
+    return batch_size * costs.forward_flops[cuts - 1] / fleet.flops
+
+
+def activation_upload_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """a2, T_{a,i}^U = b ψ_{cut(i)} / r_i^U."""
+    return batch_size * costs.activation_bits[cuts - 1] / fleet.uplink_bps
+
+
+def server_flops(costs: CutCosts, cuts: IntArray) -> FloatArray:
+    """Φ_s^F + Φ_s^B per data sample: Σ_i (ρ_L − ρ_{cut(i)}) + (ϖ_L − ϖ_{cut(i)})."""
+    return np.sum(remaining_flops(costs)[cuts - 1], axis=-1)
+
+
+def remaining_flops(costs: CutCosts) -> FloatArray:
+    """What cut j leaves to the server, per data sample: (ρ_L − ρ_j) + (ϖ_L − ϖ_j), one entry per cut."""
+    work = costs.forward_flops + costs.backward_flops
+    return work[-1] - work
+
+
+def server_turn_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """a3, T_s^F + T_s^B = b (Φ_s^F + Φ_s^B) / f_s: the server works for all devices."""
+    return batch_size * server_flops(costs, cuts) / fleet.server.flops
+
+
+def gradient_download_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """a4, T_{g,i}^D = b χ_{cut(i)} / r_i^D."""
+    return batch_size * costs.gradient_bits[cuts - 1] / fleet.downlink_bps
+
+
+def client_backward_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """a5, T_i^B = b ϖ_{cut(i)} / f_i."""
+    return batch_size * costs.backward_flops[cuts - 1] / fleet.flops
+
+
+def to_server_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """T_i^F + T_{a,i}^U: from the start of a round until the server has device i's activations."""
+    return client_forward_s(costs, fleet, cuts, batch_size) + activation_upload_s(costs, fleet, cuts, batch_size)
+
+
+def from_server_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """T_{g,i}^D + T_i^B: from the end of the server's turn until device i has updated its layers."""
+    return gradient_download_s(costs, fleet, cuts, batch_size) + client_backward_s(costs, fleet, cuts, batch_size)
+
+
+def client_model_upload_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
+    """b1, T_{c,i}^U = δ_{cut(i)} / r_{i,f}^U."""
+    return costs.client_model_bits[cuts - 1] / fleet.fed_uplink_bps
+
+
+def client_model_download_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
+    """b3, T_{c,i}^D = δ_{cut(i)} / r_{i,f}^D."""
+    return costs.client_model_bits[cuts - 1] / fleet.fed_downlink_bps
+
+
+def non_common_bits(costs: CutCosts, cuts: IntArray) -> FloatArray:
+    """Λ_s = N max_i δ_{cut(i)} − Σ_i δ_{cut(i)}: what the edge server holds for single devices and must exchange."""
+    bits = costs.client_model_bits[cuts - 1]
+    return cuts.shape[-1] * np.max(bits, axis=-1) - np.sum(bits, axis=-1)
+
+
+def server_model_upload_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
+    """b1, T_s^U = Λ_s / r_{s,f}."""
+    return non_common_bits(costs, cuts) / fleet.server.to_fed_bps
+
+
+def server_model_download_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
+    """b3, T_s^D = Λ_s / r_{f,s}."""
+    return non_common_bits(costs, cuts) / fleet.server.from_fed_bps
+
+
+def round_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """One round of split training: max_i {T_i^F + T_{a,i}^U} + T_s^F + T_s^B + max_i {T_{g,i}^D + T_i^B}."""
+    return (
+        np.max(to_server_s(costs, fleet, cuts, batch_size), axis=-1)
+        + server_turn_s(costs, fleet, cuts, batch_size)
+        + np.max(from_server_s(costs, fleet, cuts, batch_size), axis=-1)
+    )
+
+
+def aggregation_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
+    """One aggregation: max_i {T_{c,i}^U, T_s^U} + max_i {T_{c,i}^D, T_s^D}."""
+    uploads = np.max(client_model_upload_s(costs, fleet, cuts), axis=-1)
+    downloads = np.max(client_model_download_s(costs, fleet, cuts), axis=-1)
+    return np.maximum(uploads, server_model_upload_s(costs, fleet, cuts)) + np.maximum(
+        downloads, server_model_download_s(costs, fleet, cuts)
+    )
+
+
+def block_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, interval: int) -> FloatArray:
+    """T(I, μ): I rounds and the aggregation that ends them."""
+    return interval * round_s(costs, fleet, cuts, batch_size) + aggregation_s(costs, fleet, cuts)
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """How long one phase takes, and who takes that long: a device's name, or a server."""
+
+    phase: str
+    seconds: float
+    bottleneck: str
+
+    @property
+    def title(self) -> str:
+        """What the phase does, in words."""
+        return PHASES[self.phase]
+
+    @property
+    def every_round(self) -> bool:
+        """Whether the phase is part of every round (a1 to a5) or of an aggregation only (b1 to b3)."""
+        return self.phase.startswith("a")
+
+
+def phase_times(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> tuple[PhaseTime, ...]:
+    """Break one round and one aggregation down: a1 to a5 add up to `round_s`, b1 to b3 to `aggregation_s`.
+
+    The server waits for the device whose forward pass *and* upload end last, so that device is the bottleneck of
+    both a1 and a2, and its own two times are the ones shown; likewise for a4 and a5.
+    """
+    first = int(np.argmax(to_server_s(costs, fleet, cuts, batch_size)))
+    last = int(np.argmax(from_server_s(costs, fleet, cuts, batch_size)))
+    forward = client_forward_s(costs, fleet, cuts, batch_size)[first]
+    upload = activation_upload_s(costs, fleet, cuts, batch_size)[first]
+    download = gradient_download_s(costs, fleet, cuts, batch_size)[last]
+    backward = client_backward_s(costs, fleet, cuts, batch_size)[last]
+    server = server_turn_s(costs, fleet, cuts, batch_size)
+    return (
+        PhaseTime("a1", float(forward), fleet.name(first)),
+        PhaseTime("a2", float(upload), fleet.name(first)),
+        PhaseTime("a3", float(server), EDGE_SERVER),
+        PhaseTime("a4", float(download), fleet.name(last)),
+        PhaseTime("a5", float(backward), fleet.name(last)),
+        _slower("b1", client_model_upload_s(costs, fleet, cuts), server_model_upload_s(costs, fleet, cuts), fleet),
+        PhaseTime("b2", 0.0, FED_SERVER),
+        _slower("b3", client_model_download_s(costs, fleet, cuts), server_model_download_s(costs, fleet, cuts), fleet),
+    )
+
+
+def _slower(phase: str, devices_s: FloatArray, server_s: FloatArray, fleet: Fleet) -> PhaseTime:
+    """Return the phase as set by the slowest device or by the edge server, whichever takes longer."""
+    slowest = int(np.argmax(devices_s))
+    if server_s > devices_s[slowest]:
+        return PhaseTime(phase, float(server_s), EDGE_SERVER)
+    return PhaseTime(phase, float(devices_s[slowest]), fleet.name(slowest))

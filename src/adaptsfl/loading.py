@@ -1,0 +1,87 @@
+"""From a file to a planning problem: recipes name a model and a fleet, problem files spell everything out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from adaptsfl import checks
+from adaptsfl.config import PlannerConfig, ProblemFile, Recipe, load_problem_file, load_recipe
+from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from
+from adaptsfl.costs import CutCosts
+from adaptsfl.errors import InvalidInput
+from adaptsfl.fleet import Fleet, Server, memory_limits, noise_from, resources_from
+from adaptsfl.paper_costs import PAPER_COSTS
+from adaptsfl.planner import PlanProblem
+
+
+def load_problem(path: Path) -> PlanProblem:
+    """Read what is to be planned from a recipe (.toml) or a problem file (.json)."""
+    try:
+        match path.suffix:
+            case ".toml":
+                return problem_from_recipe(load_recipe(path))
+            case ".json":
+                return problem_from_file(load_problem_file(path))
+            case suffix:
+                raise InvalidInput("", f"ends in {suffix!r}", "Give a recipe (.toml) or a problem (.json)")
+    except InvalidInput as error:
+        raise (error if error.source else error.from_file(str(path))) from None
+
+
+def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
+    """Return the problem that a recipe poses, with the fleet as measured in that round."""
+    if recipe.model.name not in PAPER_COSTS:
+        raise InvalidInput("model.name", f"is {recipe.model.name!r}", f"Choose one of: {', '.join(PAPER_COSTS)}")
+    checks.whole_number("training.batch_size", recipe.training.batch_size)
+    checks.whole_number("model.classes", recipe.model.classes)
+    costs = PAPER_COSTS[recipe.model.name](recipe.model.classes, recipe.training.batch_size)
+    with _inside("fleet"):
+        resources = resources_from(recipe.fleet)
+        fleet = noise_from(recipe.fleet.noise, recipe.fleet.seed).measure(resources.at(round_), round_)
+    with _inside("training"):
+        checks.number("learning_rate", recipe.training.learning_rate, positive=True)
+    with _inside("convergence"):
+        model = model_from(recipe.convergence, recipe.training.learning_rate, fleet.size, costs.layers)
+    return _constrained(fleet, costs, model, recipe.training.batch_size, recipe.planner)
+
+
+def problem_from_file(file: ProblemFile) -> PlanProblem:
+    """Return the problem that a problem file states."""
+    checks.whole_number("batch_size", file.batch_size)
+    checks.number("learning_rate", file.learning_rate, positive=True)
+    with _inside("server"):
+        server = Server(**file.server.model_dump())
+    with _inside("devices"):
+        devices = file.devices.model_dump(exclude={"memory_bytes", "names"})
+        memory = None if file.devices.memory_bytes is None else memory_limits(file.devices.memory_bytes)
+        fleet = Fleet(**devices, server=server, memory_bytes=memory, names=tuple(file.devices.names or ()))
+    with _inside("cuts"):
+        costs = CutCosts(**{**file.cuts.model_dump(), "names": tuple(file.cuts.names or ())})
+    with _inside("convergence"):
+        model = model_from(file.convergence, file.learning_rate, fleet.size, costs.layers)
+    return _constrained(fleet, costs, model, file.batch_size, file.planner)
+
+
+def _constrained(
+    fleet: Fleet, costs: CutCosts, model: ConvergenceModel, batch_size: int, limits: PlannerConfig
+) -> PlanProblem:
+    cuts = [limits.cuts] * fleet.size if isinstance(limits.cuts, int) else limits.cuts
+    return PlanProblem(
+        fleet,
+        costs,
+        model,
+        batch_size,
+        interval=limits.interval,
+        max_interval=LONGEST_INTERVAL if limits.max_interval is None else limits.max_interval,
+        cuts=cuts,
+        allowed_cuts=limits.allowed_cuts,
+    )
+
+
+@contextmanager
+def _inside(section: str) -> Iterator[None]:
+    """Name the section of the file in which an `InvalidInput` arises."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise (error if error.source else error.inside(section)) from None

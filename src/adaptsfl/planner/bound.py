@@ -1,0 +1,56 @@
+"""A lower bound on every plan's time that needs no search: each device takes its best cut for each term on its own."""
+
+import numpy as np
+
+from adaptsfl import latency
+from adaptsfl.checks import FloatArray, IntArray
+from adaptsfl.planner.interval import IntervalRule
+from adaptsfl.planner.problem import PlanProblem
+
+
+def cut_times(problem: PlanProblem) -> FloatArray:
+    """What each device needs with each cut for T3 … T6: shape (4, L, N)."""
+    costs, fleet, batch = problem.costs, problem.fleet, problem.batch_size
+    every_cut = np.arange(1, problem.layers + 1)[:, None]
+    return np.stack(
+        (
+            latency.to_server_s(costs, fleet, every_cut, batch),
+            latency.from_server_s(costs, fleet, every_cut, batch),
+            latency.client_model_upload_s(costs, fleet, every_cut),
+            latency.client_model_download_s(costs, fleet, every_cut),
+        )
+    )
+
+
+def least_terms(problem: PlanProblem, times: FloatArray) -> FloatArray:
+    """The least that T3 … T6 can be for plans whose deepest cut is exactly L_c: shape (4, L).
+
+    Each maximum is at least what it would be if every device minimised that term alone, and at least what the device
+    that takes cut L_c, whichever it is, needs for it. Infinite where no plan has that deepest cut.
+    """
+    least = np.empty((4, problem.layers))
+    for row, term in zip(least, times, strict=True):
+        allowed = np.where(problem.allowed, term, np.inf)
+        row[:] = np.maximum(np.minimum.accumulate(allowed).max(axis=1), allowed.min(axis=1))
+    return least
+
+
+def deepest_allowed(problem: PlanProblem) -> IntArray:
+    """Every device's deepest allowed cut up to each L_c, 0 where it has none: shape (L, N)."""
+    cuts = np.arange(1, problem.layers + 1)[:, None]
+    return np.maximum.accumulate(np.where(problem.allowed, cuts, 0))
+
+
+def bounds_by_deepest(problem: PlanProblem, least: FloatArray) -> FloatArray:
+    """Return, for every L_c, a time that no plan with exactly that deepest cut beats.
+
+    The server's turn is at least what it would be if every device took its deepest allowed cut.
+    """
+    remaining = np.append(latency.remaining_flops(problem.costs), 0.0)  # the last entry: no cut is allowed
+    flops = remaining[deepest_allowed(problem) - 1].sum(axis=1)
+    round_s = least[0] + problem.batch_size * flops / problem.fleet.server.flops + least[1]
+    possible = np.flatnonzero(np.isfinite(round_s))
+    bounds = np.full(problem.layers, np.inf)
+    rule = IntervalRule(problem, possible + 1)
+    bounds[possible] = rule.best_time_s(round_s[possible], (least[2] + least[3])[possible])
+    return bounds

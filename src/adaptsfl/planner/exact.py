@@ -1,0 +1,185 @@
+"""The joint optimum of interval and cuts, with its certificate: the default solver.
+
+docs/planner.md has the argument in full. In short, fix the deepest cut m and call a plan's four maxima over devices
+
+    T3 = max T_i^F + T_{a,i}^U,   T4 = max T_{g,i}^D + T_i^B,   T5 = max T_{c,i}^U,   T6 = max T_{c,i}^D.
+
+Within given thresholds on the four, every device should take its deepest cut, since the server's work and the bits it
+exchanges only fall with depth. So an optimal plan is determined by m and its own four maxima, and the search is over
+boxes of thresholds: times at the lower corner with cuts at the upper corner bound everything in between from below.
+Branch and bound, best box first: a box is shrunk as far as the best plan so far allows (this file), then cut into a
+grid of cells that are bounded together (grid.py).
+"""
+
+import heapq
+import itertools
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from adaptsfl.checks import BoolArray, FloatArray, IntArray
+from adaptsfl.planner.bound import bounds_by_deepest, cut_times, deepest_allowed, least_terms
+from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting
+from adaptsfl.planner.interval import IntervalRule, best_interval
+from adaptsfl.planner.problem import Plan, PlanProblem, explained
+
+TOLERANCE = 1e-11  # a box that could save less than this part of the best time is closed
+HALVINGS = 3  # how often the lower half of a range is tried, each time a box is shrunk
+WORTHWHILE = 0.9  # shrink again only while some range falls below this part of what it was
+
+
+def solve(problem: PlanProblem, *, time_limit_s: float = float("inf")) -> Plan:
+    """Return the best plan of all; if stopped by `time_limit_s`, the best found, with status `limit` and a bound."""
+    started = time.perf_counter()
+    problem.check_feasible()
+    search = _Search(problem)
+    open_bound_s = search.run(started + time_limit_s)
+    return explained(
+        problem,
+        best_interval(problem, search.cuts),
+        search.cuts,
+        lower_bound_s=min(open_bound_s, search.goal_s),
+        proven=open_bound_s >= search.goal_s,
+        solver="exact",
+        solve_s=time.perf_counter() - started,
+        nodes=search.nodes,
+    )
+
+
+class _Search:
+    """The best plan so far, and what is needed to look for a better one."""
+
+    def __init__(self, problem: PlanProblem) -> None:
+        self.problem = problem
+        self.server = ServerLoad(problem)
+        self.times = cut_times(problem)  # (4, L, N)
+        self.least = least_terms(problem, self.times)
+        self.times[0][~problem.allowed] = np.inf
+        self.rules = [IntervalRule(problem, m) for m in range(problem.layers + 1)]
+        self.nodes = 0
+        self.best_s, self.cuts = self.best_uniform()
+
+    @property
+    def goal_s(self) -> float:
+        """A plan must be faster than this to be worth looking for."""
+        return self.best_s * (1 - TOLERANCE)
+
+    def best_uniform(self) -> tuple[float, IntArray]:
+        """Return the best plan in which all devices take the same cut, or the deepest that they may before it."""
+        cuts = deepest_allowed(self.problem)
+        cuts = cuts[(cuts > 0).all(axis=1)]
+        rule = IntervalRule(self.problem, cuts.max(axis=1))
+        times = rule.best_time_s(self.problem.round_s(cuts), self.problem.aggregation_s(cuts))
+        best = int(np.argmin(times))
+        return float(times[best]), cuts[best]
+
+    def run(self, deadline: float) -> float:
+        """Search until done or until `deadline`; return the smallest bound of what is left, infinite if nothing is."""
+        order = itertools.count()  # boxes with equal bounds: first come, first served
+        bounds = bounds_by_deepest(self.problem, self.least)
+        deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(bounds)))
+        boxes = [(bounds[m - 1], next(order), self.root(m)) for m in deepest]
+        heapq.heapify(boxes)
+        while boxes and boxes[0][0] < self.goal_s:
+            if time.perf_counter() > deadline:
+                return float(boxes[0][0])
+            for bound_s, child in self.expand(heapq.heappop(boxes)[-1]):
+                heapq.heappush(boxes, (bound_s, next(order), child))
+        return np.inf
+
+    def root(self, deepest: int) -> Box:
+        """Return the box of all plans whose deepest cut is `deepest`."""
+        everyone = np.arange(self.problem.devices)
+        return Box(deepest, self.least[:, deepest - 1], np.full(4, np.inf), everyone)
+
+    def offer(self, deepest: int, thresholds: FloatArray) -> None:
+        """Keep the plan that these thresholds determine, if it is the best so far."""
+        cuts = deepest_cuts(fitting(self.times[:, :deepest], thresholds))
+        rule = self.rules[int(cuts.max())]
+        time_s = float(rule.best_time_s(self.problem.round_s(cuts), self.problem.aggregation_s(cuts)))
+        if time_s < self.best_s:
+            self.best_s, self.cuts = time_s, cuts
+
+    def expand(self, box: Box) -> list[tuple[float, Box]]:
+        """Shrink the box, bound a grid of cells inside it, and return what is worth a closer look."""
+        self.nodes += 1
+        rule = self.rules[box.deepest]
+        shrunk = self.shrink(box, rule)
+        if shrunk is None:
+            return []
+        box, corners = shrunk
+        if not box.active.size:
+            self.offer(box.deepest, box.high)
+            return []
+        grid = Grid(box, corners, rule, self.server, self.goal_s)
+        if not grid.alive.any():
+            return []
+        self.offer(box.deepest, grid.most_promising())
+        return grid.children(self.goal_s)
+
+    def shrink(self, box: Box, rule: IntervalRule) -> tuple[Box, Corners] | None:
+        """Return the box with its corners moved inwards as far as the best time so far allows; None if it is empty."""
+        times = self.times[:, : box.deepest]
+        times = times if box.active.size == self.problem.devices else times[:, :, box.active]
+        low, high = box.low.copy(), box.high
+        while True:
+            before = high - low
+            fits = fitting(times, high)
+            for term in range(4):  # no maximum is below what the device that is worst off needs at least
+                least = np.where(fits, times[term], np.inf).min(axis=0).max(initial=0.0)
+                low[term] = max(low[term], least)
+            caps = self.caps(box, fits, low, rule)
+            if caps is None:
+                return None
+            high = np.minimum(high, caps)
+            low = self.shave(box, times, low, high, rule)
+            if not np.any(high - low < WORTHWHILE * before):
+                return self.settle(replace(box, low=low, high=high), times)
+
+    def shave(self, box: Box, times: FloatArray, low: FloatArray, high: FloatArray, rule: IntervalRule) -> FloatArray:
+        """Raise the lower corner: while the lower half of a threshold's range holds no better plan, drop it."""
+        low = low.copy()
+        for term in range(4):
+            for _ in range(HALVINGS):
+                half = high.copy()
+                half[term] = (low[term] + high[term]) / 2
+                if not low[term] < half[term] or self.caps(box, fitting(times, half), low, rule) is not None:
+                    break
+                low[term] = half[term]
+        return low
+
+    def caps(self, box: Box, fits: BoolArray, low: FloatArray, rule: IntervalRule) -> FloatArray | None:
+        """Upper limits on T3 … T6 for plans that beat the best so far; None if there can be no such plan.
+
+        `fits` tells which cuts are within the upper corner: times at the lower corner, cuts at the upper.
+        """
+        cuts = deepest_cuts(fits)
+        if not cuts.all():
+            return None
+        turn_s = self.server.turn_s(box.settled_flops + float(self.server.flops[cuts].sum()))
+        exchanged_s = self.server.exchanged_s(box.settled_bits + float(self.server.bits[cuts].sum()), box.deepest)
+        round_s = float(low[0] + turn_s + low[1])
+        exchange_s = np.maximum(low[2:], exchanged_s)
+        aggregation_s = float(exchange_s.sum())
+        slack_s = rule.round_cap_s(self.goal_s, aggregation_s) - round_s
+        if slack_s <= 0:
+            return None
+        spare_s = rule.aggregation_cap_s(self.goal_s, round_s) - aggregation_s
+        return np.concatenate((low[:2] + slack_s, exchange_s + spare_s))
+
+    def settle(self, box: Box, times: FloatArray) -> tuple[Box, Corners] | None:
+        """Take the devices out of the box whose deepest cut is the same at both corners."""
+        fits = fitting(times, box.high)
+        high_cuts, low_cuts = deepest_cuts(fits), deepest_cuts(fitting(times, box.low))
+        if not high_cuts.all():
+            return None
+        undecided = low_cuts != high_cuts
+        settled = high_cuts[~undecided]
+        smaller = replace(
+            box,
+            active=box.active[undecided],
+            settled_flops=box.settled_flops + float(self.server.flops[settled].sum()),
+            settled_bits=box.settled_bits + float(self.server.bits[settled].sum()),
+        )
+        return smaller, Corners(times[:, :, undecided], fits[:, undecided], low_cuts[undecided])

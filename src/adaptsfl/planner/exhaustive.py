@@ -1,0 +1,70 @@
+"""Every plan of a tiny problem: the oracle that the other solvers are measured against.
+
+It uses nothing but the objective itself: every allowed combination of cuts with every interval that makes progress.
+"""
+
+import math
+import time
+
+import numpy as np
+
+from adaptsfl.checks import IntArray
+from adaptsfl.errors import SolverError
+from adaptsfl.planner.problem import Plan, PlanProblem, explained
+
+MOST_PLANS = 50_000_000
+MOST_CUTS = 20_000_000  # cuts held in memory at once: combinations times devices
+
+
+def solve(problem: PlanProblem) -> Plan:
+    """Return the best of all plans."""
+    started = time.perf_counter()
+    problem.check_feasible()
+    _refuse_if_large(problem)
+    cuts = _combinations(problem)
+    round_s, aggregation_s = problem.round_s(cuts), problem.aggregation_s(cuts)
+    deepest = cuts.max(axis=1)
+    best_s, best_interval, best_row, tried = math.inf, 0, 0, 0
+    for cut in np.unique(deepest):
+        rows = np.flatnonzero(deepest == cut)
+        shortest, longest = problem.intervals
+        for interval in range(shortest, min(longest, problem.convergence.largest_interval(int(cut))) + 1):
+            times = problem.convergence.rounds(interval, int(cut)) * (round_s[rows] + aggregation_s[rows] / interval)
+            tried += rows.size
+            row = int(np.argmin(times))
+            if times[row] < best_s:
+                best_s, best_interval, best_row = float(times[row]), interval, int(rows[row])
+    return explained(
+        problem,
+        best_interval,
+        cuts[best_row],
+        lower_bound_s=best_s,
+        proven=True,
+        solver="exhaustive",
+        solve_s=time.perf_counter() - started,
+        nodes=tried,
+    )
+
+
+def _refuse_if_large(problem: PlanProblem) -> None:
+    combinations = math.prod(int(count) for count in problem.allowed.sum(axis=0))
+    shallowest = int(problem.allowed.argmax(axis=0).max()) + 1
+    shortest, longest = problem.intervals
+    intervals = min(longest, problem.convergence.largest_interval(shallowest)) - shortest + 1
+    if combinations * intervals > MOST_PLANS or combinations * problem.devices > MOST_CUTS:
+        raise SolverError(
+            f"exhaustive search would try about {combinations:.3g} combinations of cuts with up to {intervals:.3g} "
+            f"intervals, more than it can. Use the exact solver, or limit planner.allowed_cuts and "
+            "planner.max_interval."
+        )
+
+
+def _combinations(problem: PlanProblem) -> IntArray:
+    """Every allowed choice of cuts, one per row: row r spells r in a number system with one digit per device."""
+    choices = [np.flatnonzero(column) + 1 for column in problem.allowed.T]
+    rows = np.arange(math.prod(choice.size for choice in choices))
+    cuts = np.empty((rows.size, problem.devices), dtype=np.int64)
+    for device, choice in enumerate(choices):
+        cuts[:, device] = choice[rows % choice.size]
+        rows //= choice.size
+    return cuts

@@ -1,0 +1,214 @@
+"""What is to be planned (`PlanProblem`) and what a plan says for itself (`Plan`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from adaptsfl import checks, latency
+from adaptsfl.checks import BoolArray, FloatArray, IntArray
+from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel
+from adaptsfl.costs import CutCosts
+from adaptsfl.errors import InfeasiblePlan, InvalidInput
+from adaptsfl.fleet import Fleet
+from adaptsfl.latency import PhaseTime
+
+# optimal: proven. limit: the best plan found, not proven; the lower bound says how far off it can be.
+Status = Literal["optimal", "limit", "infeasible"]
+
+
+@dataclass(frozen=True)
+class PlanProblem:
+    """Choose I and every device's cut so that the target is reached in the least time.
+
+    Attributes:
+        interval: fixes I; None leaves it to the planner.
+        max_interval: the longest interval to consider.
+        cuts: fixes every device's cut (1-based); None leaves them to the planner.
+        allowed_cuts: the cuts to choose from, for all devices; None means all.
+    """
+
+    fleet: Fleet
+    costs: CutCosts
+    convergence: ConvergenceModel
+    batch_size: int
+    interval: int | None = None
+    max_interval: int = LONGEST_INTERVAL
+    cuts: Sequence[int] | None = None
+    allowed_cuts: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        checks.whole_number("batch_size", self.batch_size)
+        if self.convergence.layers != self.layers:
+            raise InvalidInput(
+                "convergence",
+                f"describes {self.convergence.layers} layers",
+                f"The model has {self.layers}; give as many",
+            )
+        checks.whole_number("planner.max_interval", self.max_interval)
+        if self.interval is not None:
+            checks.whole_number("planner.interval", self.interval)
+        if self.allowed_cuts is not None:
+            checks.cut_numbers("planner.allowed_cuts", self.allowed_cuts, self.layers)
+        if self.cuts is not None:
+            cuts = checks.cut_numbers("planner.cuts", self.cuts, self.layers)
+            if cuts.size != self.devices:
+                raise InvalidInput("planner.cuts", f"has {cuts.size} entries", f"Give {self.devices}, one per device")
+        if self._limits is not None and self.costs.memory_bytes is None:
+            raise InvalidInput(
+                "cuts.memory_bytes",
+                "is missing, but devices.memory_bytes sets limits",
+                "Give the memory that each cut needs, or remove the limits",
+            )
+
+    @property
+    def devices(self) -> int:
+        """N."""
+        return self.fleet.size
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return self.costs.layers
+
+    @property
+    def intervals(self) -> tuple[int, int]:
+        """The shortest and the longest interval to choose from."""
+        return (1, self.max_interval) if self.interval is None else (self.interval, self.interval)
+
+    @cached_property
+    def allowed(self) -> BoolArray:
+        """Which device may take which cut, by memory, `allowed_cuts` and `cuts`: shape (L, N)."""
+        every_cut = np.arange(1, self.layers + 1)[:, None]
+        allowed = np.ones((self.layers, self.devices), dtype=bool)
+        if self.allowed_cuts is not None:
+            allowed &= np.isin(every_cut, self.allowed_cuts)
+        if self._limits is not None and self.costs.memory_bytes is not None:
+            allowed &= self.costs.memory_bytes[:, None] <= self._limits
+        if self.cuts is not None:
+            allowed &= every_cut == np.asarray(self.cuts)
+        return allowed
+
+    def round_s(self, cuts: IntArray) -> FloatArray:
+        """Seconds of one round (A in docs/planner.md)."""
+        return latency.round_s(self.costs, self.fleet, cuts, self.batch_size)
+
+    def aggregation_s(self, cuts: IntArray) -> FloatArray:
+        """Seconds of one aggregation (B in docs/planner.md)."""
+        return latency.aggregation_s(self.costs, self.fleet, cuts)
+
+    def time_to_target_s(self, interval: int, cuts: IntArray) -> FloatArray:
+        """Θ(I, μ) with the indicator: rounds needed times the seconds of a round and its share of an aggregation.
+
+        Paper: Θ charges the drift at I = 1 too. Here: it does not. Because: Theorem 1, from which Θ is derived, carries
+        the indicator 1{I>1}, and averaging after every round leaves nothing that could drift.
+        """
+        rounds = self.convergence.rounds(interval, np.max(cuts, axis=-1))
+        return rounds * (self.round_s(cuts) + self.aggregation_s(cuts) / interval)
+
+    def check_feasible(self) -> None:
+        """Raise `InfeasiblePlan` if no plan reaches the target, naming the limit in the way."""
+        self.convergence.check_feasible()
+        stuck = np.flatnonzero(~self.allowed.any(axis=0))
+        if stuck.size:
+            raise InfeasiblePlan(self._why_stuck(int(stuck[0]), stuck.size))
+        if self.interval is not None and self.interval > 1:
+            shallowest = int(self.allowed.argmax(axis=0).max()) + 1
+            self.convergence.check_feasible(self.interval, shallowest)
+
+    @property
+    def _limits(self) -> FloatArray | None:
+        limits = self.fleet.memory_bytes
+        return None if limits is None or np.isinf(limits).all() else limits
+
+    def _why_stuck(self, index: int, count: int) -> str:
+        """Say why the device at `index` has no cut left."""
+        name = self.fleet.name(index)
+        others = f" ({count - 1} more devices are in the same place)" if count > 1 else ""
+        memory = self.costs.memory_bytes
+        if self._limits is None or memory is None or not np.isfinite(self._limits[index]):
+            return f"{name}: planner.cuts gives a cut outside planner.allowed_cuts{others}. Allow it, or give another."
+        wanted = range(1, self.layers + 1) if self.allowed_cuts is None else sorted(self.allowed_cuts)
+        wanted = wanted if self.cuts is None else [self.cuts[index]]
+        need, cut = min((float(memory[cut - 1]), cut) for cut in wanted)
+        have = self._limits[index]
+        return (
+            f"{name}: cut {cut} needs {need / 1e6:.3f} MB, the least of its cuts, and devices.memory_bytes[{index}] is "
+            f"{have:g} ({have / 1e6:.3f} MB){others}. Raise its memory, lower batch_size, or drop the device."
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An interval and cuts, with the evidence for them.
+
+    Attributes:
+        interval: I.
+        cuts: every device's cut, 1-based.
+        predicted_time_s: Θ(I, μ), the seconds until the target is reached.
+        lower_bound_s: no plan is faster than this; equal to `predicted_time_s` up to rounding where status is optimal.
+        status: whether that is proven.
+        rounds: R, the rounds needed.
+        phases: one round's a1 to a5 and one aggregation's b1 to b3, each with its bottleneck.
+        drift_share: D/c, the part of the budget that the drift spends.
+        solver: who found it.
+        solve_s: how long that took.
+        nodes: how many steps it took: boxes bounded (exact), MILPs solved (bcd), plans tried (exhaustive).
+    """
+
+    interval: int
+    cuts: IntArray
+    predicted_time_s: float
+    lower_bound_s: float
+    status: Status
+    rounds: float
+    phases: tuple[PhaseTime, ...]
+    drift_share: float
+    solver: str
+    solve_s: float
+    nodes: int
+
+    @property
+    def deepest(self) -> int:
+        """L_c."""
+        return int(self.cuts.max())
+
+    @property
+    def gap(self) -> float:
+        """How much slower than the optimum this plan can be at most, as a fraction."""
+        return self.predicted_time_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
+
+    def total_s(self, phase: PhaseTime) -> float:
+        """Seconds that a phase takes over the whole training."""
+        return phase.seconds * (self.rounds if phase.every_round else self.rounds / self.interval)
+
+
+def explained(
+    problem: PlanProblem,
+    interval: int,
+    cuts: IntArray,
+    *,
+    lower_bound_s: float,
+    proven: bool,
+    solver: str,
+    solve_s: float,
+    nodes: int,
+) -> Plan:
+    """Return the plan with its evidence, all recomputed from the formulas, whatever the solver believed."""
+    time_s = float(problem.time_to_target_s(interval, cuts))
+    deepest = int(cuts.max())
+    return Plan(
+        interval=interval,
+        cuts=cuts,
+        predicted_time_s=time_s,
+        lower_bound_s=min(lower_bound_s, time_s),
+        status="optimal" if proven else "limit",
+        rounds=float(problem.convergence.rounds(interval, deepest)),
+        phases=latency.phase_times(problem.costs, problem.fleet, cuts, problem.batch_size),
+        drift_share=float(problem.convergence.drift(interval, deepest)) / problem.convergence.budget,
+        solver=solver,
+        solve_s=solve_s,
+        nodes=nodes,
+    )

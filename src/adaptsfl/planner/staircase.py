@@ -1,0 +1,95 @@
+"""Sums over devices of "the weight of the deepest cut that fits", at every point of a grid of thresholds.
+
+As the two thresholds of a grid grow, one device's deepest cut climbs a two-dimensional staircase. A staircase is the
+double cumulative sum of a few spikes at its corners, so all devices' spikes are added into one grid and summed up once,
+whatever the number of devices.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptsfl.checks import BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class GridSums:
+    """For every grid point: the summed weights, and whether every device has a cut there."""
+
+    totals: FloatArray  # (weights, rows, columns)
+    complete: BoolArray
+
+
+@dataclass(frozen=True)
+class _Climb:
+    """In grid row `row`, from column `start` up to but not including `end`, the deepest cut rises."""
+
+    row: IntArray
+    start: IntArray
+    end: IntArray
+    before: IntArray
+    after: IntArray
+
+
+def grid_sums(
+    *,
+    rows: IntArray,
+    columns: IntArray,
+    useful: BoolArray,
+    base: IntArray,
+    weights: FloatArray,
+    shape: tuple[int, int],
+) -> GridSums:
+    """Add up, over devices, the weights of the deepest cut available at each grid point.
+
+    Cut j of device i (entry [j-1, i] of `rows`, `columns` and `useful`) is available from its row and column on, if
+    useful; cut `base[i]` is available everywhere (0: no cut is). `weights[k, j]` is weight k of cut j, zero for j = 0.
+    """
+    counted = bool((base == 0).any())  # otherwise every device has a cut everywhere
+    count = np.append(0.0, np.ones(weights.shape[1] - 1))
+    tracked = np.vstack((weights, count)) if counted else weights
+    width = shape[1] + 1  # one more column, for climbs that never end
+    spikes = np.zeros((len(tracked), shape[0] * width))
+    for climb in _climbs(rows, columns, useful, base, never=shape[1]):
+        places = np.concatenate((climb.row * width + climb.start, climb.row * width + climb.end))
+        for index, weight in enumerate(tracked):
+            gain = weight[climb.after] - weight[climb.before]
+            spikes[index] += np.bincount(places, weights=np.concatenate((gain, -gain)), minlength=spikes.shape[1])
+    totals = spikes.reshape(-1, shape[0], width).cumsum(axis=1).cumsum(axis=2)[:, :, :-1]
+    totals += tracked[:, base].sum(axis=1)[:, None, None]
+    complete = totals[-1] == base.size if counted else np.ones(shape, dtype=bool)
+    return GridSums(totals[: len(weights)], complete)
+
+
+def _climbs(rows: IntArray, columns: IntArray, useful: BoolArray, base: IntArray, never: int) -> Iterator[_Climb]:
+    """Yield, step by step, where the staircases rise and from which cut to which.
+
+    A device's useful cuts are put into slots in order of their column, and then made available one after the other in
+    order of their row. When a cut becomes available, the deepest cut changes in its own slot and in those after it that
+    held a shallower one, each reaching from its own column to that of the next slot.
+    """
+    number = useful.sum(axis=0)
+    devices = np.argsort(-number, kind="stable")  # most useful cuts first: later steps concern the first devices only
+    number, most = number[devices], int(number.max())
+    x = np.where(useful, rows, np.iinfo(np.int64).max)[:, devices]
+    y = np.where(useful, columns, never)[:, devices]
+    by_row = np.argsort(x, axis=0, kind="stable")[:most]
+    by_column = np.argsort(y, axis=0, kind="stable")
+    slot_of = np.empty_like(by_column)
+    np.put_along_axis(slot_of, by_column, np.arange(len(by_column))[:, None], axis=0)
+    edges = np.full((most + 1, devices.size), never)  # slot s reaches from edges[s] to edges[s + 1]
+    edges[:-1] = np.take_along_axis(y, by_column[:most], axis=0)
+    slots = np.arange(most)[:, None]
+    deepest = np.broadcast_to(base[devices], (most, devices.size)).copy()
+    for step in range(most):
+        still = int(np.searchsorted(-number, -step))  # that many devices have more than `step` useful cuts
+        cut_index = by_row[step, :still]
+        first_slot = slot_of[cut_index, np.arange(still)]
+        before = deepest[:, :still]
+        rising = (slots >= first_slot) & (before <= cut_index) & (edges[:-1, :still] < edges[1:, :still])
+        slot, device = np.nonzero(rising)
+        after = cut_index[device] + 1
+        row = x[cut_index[device], device]
+        yield _Climb(row, edges[slot, device], edges[slot + 1, device], before[slot, device], after)
+        deepest[slot, device] = after
