@@ -10,7 +10,7 @@ from adaptsfl.planner.interval import IntervalRule
 from adaptsfl.planner.problem import PlanProblem
 from adaptsfl.planner.staircase import grid_sums
 
-BANDS = 64  # rows and columns of the grid over T3 × T4
+BANDS = 64  # rows and columns of a grid, at most
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ class ServerLoad:
 
 
 class Grid:
-    """A box cut along T3 and T4 into cells, each with a bound and with the time of its upper corner.
+    """A box cut along two of its thresholds into cells, each with a bound and with the time of its upper corner.
 
     Attributes:
+        axes: the two of T3 … T6 (0 … 3) along which it is cut: those that leave the time least certain.
         bound_s: no plan of the cell is faster; infinite where some device has no cut.
         upper_s: what the plan at the cell's upper corner takes at most; infinite where the bound is beyond the goal.
         alive: the cells that could hold something better than the goal.
@@ -78,29 +79,31 @@ class Grid:
         useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are nobody's deepest in this box
         self.values = [_candidates(low, term[useful]) for low, term in zip(box.low, corners.times, strict=True)]
         self.high = np.array([values[-1] for values in self.values])
-        self.rows, self.columns = _Bands(self.values[0]), _Bands(self.values[1])
+        weight = self._weight(float(box.low[0] + box.low[1]), float(box.low[2] + box.low[3]))
+        self.axes = tuple(int(term) for term in np.argsort(-weight * (self.high - box.low))[:2])
+        self.bands = [_Bands(self.values[term]) for term in self.axes]
         sums = grid_sums(
-            rows=self.rows.first_admitting(corners.times[0]),
-            columns=self.columns.first_admitting(corners.times[1]),
+            rows=self.bands[0].first_admitting(corners.times[self.axes[0]]),
+            columns=self.bands[1].first_admitting(corners.times[self.axes[1]]),
             useful=useful,
             base=corners.low_cuts,
             weights=np.stack((server.flops, server.bits))[:, : box.deepest + 1],
-            shape=(self.rows.size, self.columns.size),
+            shape=(self.bands[0].size, self.bands[1].size),
         )
         turn_s = server.turn_s(box.settled_flops + sums.totals[0])
         exchanged_s = server.exchanged_s(box.settled_bits + sums.totals[1], box.deepest)
-        self.exchange_low_s = np.maximum(exchanged_s, box.low[2:, None, None])
-        self.exchange_high_s = np.maximum(exchanged_s, self.high[2:, None, None])
-        self.round_low_s = self.rows.low[:, None] + turn_s + self.columns.low
-        round_high_s = self.rows.high[:, None] + turn_s + self.columns.high
-        self.bound_s = self._times(sums.complete, self.round_low_s, self.exchange_low_s)
+        self.low_s = self._terms(box.low, [bands.low for bands in self.bands], exchanged_s)
+        self.high_s = self._terms(self.high, [bands.high for bands in self.bands], exchanged_s)
+        self.bound_s = self._times(sums.complete, turn_s, self.low_s)
         self.alive = self.bound_s < goal_s
-        self.upper_s = self._times(self.alive, round_high_s, self.exchange_high_s)
+        self.upper_s = self._times(self.alive, turn_s, self.high_s)
 
     def most_promising(self) -> FloatArray:
         """Return the upper corner of the cell whose upper corner is the best plan."""
-        row, column = np.unravel_index(np.argmin(self.upper_s), self.upper_s.shape)
-        return np.array([self.rows.high[row], self.columns.high[column], *self.high[2:]])
+        cell = np.unravel_index(np.argmin(self.upper_s), self.upper_s.shape)
+        thresholds = self.high.copy()
+        thresholds[list(self.axes)] = [bands.high[line] for bands, line in zip(self.bands, cell, strict=True)]
+        return thresholds
 
     def children(self, goal_s: float) -> list[tuple[float, Box]]:
         """Return boxes that cover every cell that could still beat `goal_s`, each with its bound.
@@ -112,35 +115,43 @@ class Grid:
         if not alive.any():
             return []
         row, column = np.unravel_index(np.argmin(np.where(alive, self.bound_s, np.inf)), alive.shape)
-        term = int(np.argmax(self._slack(int(row), int(column))))
-        return self._split_cells(alive, term) if term < 2 else self._split_exchange(alive, term)
+        low, high = self.low_s[:, row, column], self.high_s[:, row, column]
+        term = int(np.argmax(self._weight(low[0] + low[1], low[2] + low[3]) * (high - low)))
+        return self._split_cells(alive, self.axes.index(term)) if term in self.axes else self._split_range(alive, term)
 
-    def _times(self, cells: BoolArray, round_s: FloatArray, exchange_s: FloatArray) -> FloatArray:
+    def _weight(self, round_s: float, aggregation_s: float) -> FloatArray:
+        """How much a second of T3 … T6 weighs in a round, at the interval that suits these times best."""
+        interval = float(self.rule.best(np.asarray(round_s), np.asarray(aggregation_s)))
+        return np.array([1.0, 1.0, 1 / interval, 1 / interval])
+
+    def _terms(self, edge: FloatArray, bands: list[FloatArray], exchanged_s: FloatArray) -> FloatArray:
+        """What each of T3 … T6 contributes in every cell at one corner: shape (4, rows, columns)."""
+        terms = np.empty((4, *exchanged_s.shape[1:]))
+        terms[:] = edge[:, None, None]
+        terms[self.axes[0]] = bands[0][:, None]
+        terms[self.axes[1]] = bands[1]
+        terms[2:] = np.maximum(terms[2:], exchanged_s)
+        return terms
+
+    def _times(self, cells: BoolArray, turn_s: FloatArray, terms: FloatArray) -> FloatArray:
         """Return the best times of these cells, and infinity for the others."""
         times = np.full(cells.shape, np.inf)
-        times[cells] = self.rule.best_time_s(round_s[cells], exchange_s.sum(axis=0)[cells])
+        to_server, from_server, upload, download = terms[:, cells]
+        times[cells] = self.rule.best_time_s(to_server + turn_s[cells] + from_server, upload + download)
         return times
 
-    def _slack(self, row: int, column: int) -> FloatArray:
-        """How many seconds per round lie between the corners of a cell, for each of T3 … T6."""
-        interval = self.rule.best(self.round_low_s[row, column], self.exchange_low_s[:, row, column].sum())
-        exchange = self.exchange_high_s[:, row, column] - self.exchange_low_s[:, row, column]
-        rows = self.rows.high[row] - self.rows.low[row]
-        columns = self.columns.high[column] - self.columns.low[column]
-        return np.array([rows, columns, *(exchange / interval)])
-
-    def _split_cells(self, alive: BoolArray, term: int) -> list[tuple[float, Box]]:
-        """Halve the living cells along T3 (term 0) or T4 (term 1)."""
-        lines = np.flatnonzero(alive.any(axis=1 - term))
+    def _split_cells(self, alive: BoolArray, axis: int) -> list[tuple[float, Box]]:
+        """Halve the living cells along one axis of the grid."""
+        lines = np.flatnonzero(alive.any(axis=1 - axis))
         boxes = []
         for half in np.array_split(lines, min(2, lines.size)):
             part = np.zeros_like(alive)
-            part[(half, slice(None)) if term == 0 else (slice(None), half)] = True
+            part[(half, slice(None)) if axis == 0 else (slice(None), half)] = True
             boxes.append(self._around(alive & part, self.box.low, self.high))
         return boxes
 
-    def _split_exchange(self, alive: BoolArray, term: int) -> list[tuple[float, Box]]:
-        """Halve the range of T5 (term 2) or T6 (term 3) at the candidate nearest to its middle."""
+    def _split_range(self, alive: BoolArray, term: int) -> list[tuple[float, Box]]:
+        """Halve the range of a threshold that is not an axis, at the candidate nearest to its middle."""
         values = self.values[term]
         middle = int(np.clip(np.searchsorted(values, (values[0] + values[-1]) / 2), 1, values.size - 1))
         below, above = self.high.copy(), self.box.low.copy()
@@ -148,14 +159,12 @@ class Grid:
         return [self._around(alive, self.box.low, below), self._around(alive, above, self.high)]
 
     def _around(self, cells: BoolArray, low: FloatArray, high: FloatArray) -> tuple[float, Box]:
-        """Return the smallest box that holds these cells, with T5 and T6 from `low` to `high`, and its bound."""
-        rows, columns = np.flatnonzero(cells.any(axis=1)), np.flatnonzero(cells.any(axis=0))
-        box = replace(
-            self.box,
-            low=np.array([self.rows.low[rows[0]], self.columns.low[columns[0]], *low[2:]]),
-            high=np.array([self.rows.high[rows[-1]], self.columns.high[columns[-1]], *high[2:]]),
-        )
-        return float(self.bound_s[cells].min()), box
+        """Return the smallest box between `low` and `high` that holds these cells, and its bound."""
+        low, high = low.copy(), high.copy()
+        for axis, (term, bands) in enumerate(zip(self.axes, self.bands, strict=True)):
+            lines = np.flatnonzero(cells.any(axis=1 - axis))
+            low[term], high[term] = bands.low[lines[0]], bands.high[lines[-1]]
+        return float(self.bound_s[cells].min()), replace(self.box, low=low, high=high)
 
 
 class _Bands:
