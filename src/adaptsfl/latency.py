@@ -24,7 +24,7 @@ EDGE_SERVER, FED_SERVER = "edge server", "fed server"
 PHASES = {
     "a1": "client forward",
     "a2": "activation upload",
-    "a3": "server forward and backward",
+    "a3": "server's turn",
     "a4": "gradient download",
     "a5": "client backward",
     "b1": "model upload",

@@ -3,6 +3,7 @@
 from adaptsfl.errors import InvalidInput
 from adaptsfl.planner import exact, exhaustive
 from adaptsfl.planner.problem import Plan, PlanProblem, Status
+from adaptsfl.planner.whatif import Alternative, Sensitivity, alternatives, sensitivity
 
 SOLVERS = ("exact", "bcd", "exhaustive")
 
@@ -22,4 +23,14 @@ def plan(problem: PlanProblem, solver: str = "exact", time_limit_s: float = floa
             raise InvalidInput("solver", f"is {solver!r}", f"Choose one of: {', '.join(SOLVERS)}")
 
 
-__all__ = ["SOLVERS", "Plan", "PlanProblem", "Status", "plan"]
+__all__ = [
+    "SOLVERS",
+    "Alternative",
+    "Plan",
+    "PlanProblem",
+    "Sensitivity",
+    "Status",
+    "alternatives",
+    "plan",
+    "sensitivity",
+]

@@ -1,4 +1,9 @@
-"""A lower bound on every plan's time that needs no search: each device takes its best cut for each term on its own."""
+"""Bounds on the best plan's time that need no search.
+
+From below: each device takes its best cut for each term on its own. From above: all devices take the same cut.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,3 +59,23 @@ def bounds_by_deepest(problem: PlanProblem, least: FloatArray) -> FloatArray:
     rule = IntervalRule(problem, possible + 1)
     bounds[possible] = rule.best_time_s(round_s[possible], (least[2] + least[3])[possible])
     return bounds
+
+
+@dataclass(frozen=True)
+class UniformPlan:
+    """The best plan in which all devices take the same cut, or the deepest that they may before it."""
+
+    interval: int
+    cuts: IntArray
+    time_s: float
+
+
+def best_uniform(problem: PlanProblem) -> UniformPlan:
+    """Try every cut for all devices, each with its best interval."""
+    cuts = deepest_allowed(problem)
+    cuts = cuts[(cuts > 0).all(axis=1)]
+    rule = IntervalRule(problem, cuts.max(axis=1))
+    round_s, aggregation_s = problem.round_s(cuts), problem.aggregation_s(cuts)
+    times = rule.best_time_s(round_s, aggregation_s)
+    best = int(np.argmin(times))
+    return UniformPlan(int(rule.best(round_s, aggregation_s)[best]), cuts[best], float(times[best]))

@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptsfl.checks import BoolArray, FloatArray, IntArray
-from adaptsfl.planner.bound import bounds_by_deepest, cut_times, deepest_allowed, least_terms
+from adaptsfl.checks import BoolArray, FloatArray
+from adaptsfl.planner.bound import best_uniform, bounds_by_deepest, cut_times, least_terms
 from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting
 from adaptsfl.planner.interval import IntervalRule, best_interval
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
@@ -58,21 +58,13 @@ class _Search:
         self.times[0][~problem.allowed] = np.inf
         self.rules = [IntervalRule(problem, m) for m in range(problem.layers + 1)]
         self.nodes = 0
-        self.best_s, self.cuts = self.best_uniform()
+        start = best_uniform(problem)
+        self.best_s, self.cuts = start.time_s, start.cuts
 
     @property
     def goal_s(self) -> float:
         """A plan must be faster than this to be worth looking for."""
         return self.best_s * (1 - TOLERANCE)
-
-    def best_uniform(self) -> tuple[float, IntArray]:
-        """Return the best plan in which all devices take the same cut, or the deepest that they may before it."""
-        cuts = deepest_allowed(self.problem)
-        cuts = cuts[(cuts > 0).all(axis=1)]
-        rule = IntervalRule(self.problem, cuts.max(axis=1))
-        times = rule.best_time_s(self.problem.round_s(cuts), self.problem.aggregation_s(cuts))
-        best = int(np.argmin(times))
-        return float(times[best]), cuts[best]
 
     def run(self, deadline: float) -> float:
         """Search until done or until `deadline`; return the smallest bound of what is left, infinite if nothing is."""

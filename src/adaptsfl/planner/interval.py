@@ -20,6 +20,7 @@ from adaptsfl.convergence import Intervals
 from adaptsfl.planner.problem import PlanProblem
 
 NEWTON_STEPS = 60
+SMALLEST_ROOT = 0.5  # a root below 1 need not be known any better
 
 
 class IntervalRule:
@@ -30,10 +31,13 @@ class IntervalRule:
 
     def __init__(self, problem: PlanProblem, deepest: int | IntArray) -> None:
         self.model, self.deepest = problem.convergence, deepest
-        self.slope = self.model.cumulative_drift[deepest]  # κ
         self.shortest, longest = problem.intervals
         # At most the last interval before the pole; where that is below the shortest, there is no choice.
         self.longest = np.minimum(longest, np.vectorize(self.model.largest_interval)(deepest))
+        # A drift that stays below the last digit of the budget is none; its roots would overflow.
+        slope = self.model.cumulative_drift[deepest]
+        lost = slope * np.asarray(self.longest, dtype=np.float64) ** self.model.power < 1e-17 * self.model.budget
+        self.slope = np.where(lost, 0.0, slope)  # κ
 
     def best(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
         """Return I*, as floats with whole values."""
@@ -46,14 +50,14 @@ class IntervalRule:
     def round_cap_s(self, limit_s: float, aggregation_s: float) -> float:
         """Return the A from which on Θ(I*) is at least `limit_s`, given B: the largest limit·P(I) − B/I."""
         slope = limit_s * self.model.pace * float(self.slope)
-        peak = (aggregation_s / (slope * self.model.power)) ** (1 / (self.model.power + 1)) if slope > 0 else math.inf
+        peak = _root(aggregation_s / (slope * self.model.power), self.model.power + 1) if slope > 0 else math.inf
         return max(limit_s * float(self._progress(i)) - aggregation_s / i for i in self._around(peak))
 
     def aggregation_cap_s(self, limit_s: float, round_s: float) -> float:
         """Return the B from which on Θ(I*) is at least `limit_s`, given A: the largest I·(limit·P(I) − A)."""
         spare = max(limit_s * self.model.pace * self.model.budget - round_s, 0.0)
         slope = limit_s * self.model.pace * float(self.slope)
-        peak = (spare / (slope * (self.model.power + 1))) ** (1 / self.model.power) if slope > 0 else math.inf
+        peak = _root(spare / (slope * (self.model.power + 1)), self.model.power) if slope > 0 else math.inf
         return max(i * (limit_s * float(self._progress(i)) - round_s) for i in self._around(peak))
 
     def root(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
@@ -66,13 +70,13 @@ class IntervalRule:
         p, c, kappa = self.model.power, self.model.budget, np.where(self.slope > 0, self.slope, 1.0)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             start = np.minimum((B * c / (A * kappa * p)) ** (1 / (p + 1)), (c / (kappa * (p + 1))) ** (1 / p))
-            interval = np.where(B > 0, start, 1.0)
+            interval = np.where(B > 0, np.clip(start, SMALLEST_ROOT, 1e100), 1.0)
             for _ in range(NEWTON_STEPS):
                 drift = kappa * interval**p
                 excess = A * p * drift * interval + B * (p + 1) * drift - B * c
                 step = excess / (p * (p + 1) * drift * (A * interval + B))
-                interval = interval * np.exp(-step)
-                if np.all(np.abs(step) < 1e-13):
+                interval = np.maximum(interval * np.exp(-step), SMALLEST_ROOT)
+                if np.all((np.abs(step) < 1e-13) | (interval == SMALLEST_ROOT)):
                     break
         return np.where(B > 0, np.where(self.slope > 0, interval, np.inf), 0.0)
 
@@ -94,6 +98,12 @@ class IntervalRule:
     def _progress(self, interval: Intervals) -> FloatArray:
         """P(I): positive for every interval in the allowed range."""
         return self.model.progress(interval, self.deepest)
+
+
+def _root(value: float, degree: float) -> float:
+    """value^(1/degree), infinite where that is too large for a float."""
+    with np.errstate(over="ignore"):
+        return float(np.float64(value) ** (1 / degree))
 
 
 def best_interval(problem: PlanProblem, cuts: IntArray) -> int:

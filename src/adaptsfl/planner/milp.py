@@ -51,7 +51,7 @@ class CutProgram:
     def solve(self, price: float, reference: IntArray, time_limit_s: float) -> MilpAnswer:
         """Minimise Q − λP for λ = `price`, scaled by the times of the plan `reference`."""
         problem, interval = self.problem, self.interval
-        seconds = max(float(problem.round_s(reference)), float(problem.aggregation_s(reference)) / interval)
+        seconds = max(float(problem.round_s(reference)), float(problem.aggregation_s(reference)) / interval) or 1.0
         matrix, lower, upper = self._constraints(seconds)
         answer = scipy.optimize.milp(
             self._objective(price, seconds),

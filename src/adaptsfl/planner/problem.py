@@ -178,6 +178,8 @@ class Plan:
     @property
     def gap(self) -> float:
         """How much slower than the optimum this plan can be at most, as a fraction."""
+        if self.predicted_time_s == self.lower_bound_s:
+            return 0.0
         return self.predicted_time_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
 
     def total_s(self, phase: PhaseTime) -> float:

@@ -1,0 +1,1 @@
+"""What people see: tables, figures and pages made from plans and records."""

@@ -1,0 +1,13 @@
+"""Settings shared by all tests.
+
+Property tests draw the same examples every time; HYPOTHESIS_PROFILE=explore draws new ones, and more of them.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+slow_is_fine = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **slow_is_fine)
+settings.register_profile("explore", max_examples=5000, **slow_is_fine)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

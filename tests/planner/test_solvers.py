@@ -1,0 +1,281 @@
+"""The solvers against each other: exhaustive search is the oracle, and exact must equal it everywhere."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from adaptsfl import planner
+from adaptsfl.convergence import ConvergenceModel
+from adaptsfl.costs import CutCosts
+from adaptsfl.errors import InfeasiblePlan, InvalidInput, SolverError
+from adaptsfl.fleet import Fleet, Server
+from adaptsfl.planner import PlanProblem, bcd
+from problems import MAX_INTERVAL, Small, by_hand, paper_like, small_problems
+
+CLOSE = 1e-9
+
+
+def solve(problem: PlanProblem, solver: str) -> planner.Plan | None:
+    try:
+        return planner.plan(problem, solver)
+    except InfeasiblePlan:
+        return None
+
+
+def check_plan(problem: PlanProblem, plan: planner.Plan) -> None:
+    """A plan must obey its problem and its times must be those of the formulas."""
+    shortest, longest = problem.intervals
+    assert shortest <= plan.interval <= longest
+    assert problem.allowed[plan.cuts - 1, np.arange(problem.devices)].all()
+    assert plan.predicted_time_s == float(problem.time_to_target_s(plan.interval, plan.cuts))
+    assert plan.lower_bound_s <= plan.predicted_time_s
+    total = sum(plan.total_s(phase) for phase in plan.phases)
+    assert total == pytest.approx(plan.predicted_time_s, rel=1e-9)
+
+
+def check_exact(problem: PlanProblem) -> None:
+    """Exact and exhaustive find the same time, or both find that there is no plan."""
+    best, oracle = solve(problem, "exact"), solve(problem, "exhaustive")
+    assert (best is None) == (oracle is None)
+    if best is None or oracle is None:
+        return
+    assert best.status == "optimal"
+    assert best.predicted_time_s == pytest.approx(oracle.predicted_time_s, rel=CLOSE)
+    assert best.lower_bound_s == pytest.approx(best.predicted_time_s, rel=CLOSE)
+    check_plan(problem, best)
+    check_plan(problem, oracle)
+
+
+@settings(max_examples=800)
+@given(small_problems())
+def test_exact_equals_exhaustive(problem):
+    event("infeasible" if solve(problem, "exact") is None else "feasible")
+    check_exact(problem)
+
+
+@settings(max_examples=300)
+@given(small_problems(Small(most_devices=6, most_layers=3, restricted=False)))
+def test_exact_equals_exhaustive_with_more_devices(problem):
+    check_exact(problem)
+
+
+@settings(max_examples=150)
+@given(small_problems(Small(most_devices=2, most_layers=12, restricted=False)))
+def test_exact_equals_exhaustive_with_more_layers(problem):
+    check_exact(problem)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_exact_equals_exhaustive_where_the_grid_has_many_values(seed, monkeypatch):
+    """With bands of several values each, as in large problems: the grid's bounds are then really bounds."""
+    monkeypatch.setattr("adaptsfl.planner.grid.BANDS", 2)
+    problem = paper_like(devices=4, seed=seed, fleet="heterogeneous")
+    few = dataclasses.replace(problem, allowed_cuts=[1, 2, 4, 5, 7, 10, 13, 16], max_interval=200)
+    check_exact(few)
+
+
+# ── Cases by name ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_interval_1_can_be_optimal():
+    """With so much drift that a second round undoes the first."""
+    problem = by_hand(convergence=ConvergenceModel(0.1, 2.0, [10.0, 10.0, 10.0], 2.0, 1.0))
+    check_exact(problem)
+    assert planner.plan(problem).interval == 1
+
+
+def test_cut_l_can_be_optimal():
+    """With a server so slow and links so bad that federated learning is best."""
+    problem = by_hand(max_interval=MAX_INTERVAL)
+    slow = problem.fleet.scaled(1e-3, "server.flops", "uplink_bps", "downlink_bps")
+    problem = dataclasses.replace(problem, fleet=slow.scaled(1e6, "fed_uplink_bps", "fed_downlink_bps"))
+    check_exact(problem)
+    assert planner.plan(problem).cuts.tolist() == [3, 3]
+
+
+def test_devices_can_have_different_cuts():
+    """Device 1 computes fast behind a slow link, device 2 the other way round."""
+    fleet = Fleet(
+        [1e5, 10.0],
+        [1.0, 1e5],
+        [1e5, 1e5],
+        [1e5, 1e5],
+        [1e5, 1e5],
+        server=Server(1e4, to_fed_bps=1e5, from_fed_bps=1e5),
+    )
+    problem = by_hand(fleet=fleet)
+    check_exact(problem)
+    assert planner.plan(problem).cuts.tolist() == [3, 1]
+
+
+def test_equal_devices_tie():
+    problem = by_hand()
+    equal = problem.fleet.with_rates({name: np.full(2, 7.0) for name in ("flops", "uplink_bps", "downlink_bps")})
+    check_exact(dataclasses.replace(problem, fleet=equal))
+
+
+def test_one_device_and_one_layer():
+    fleet = Fleet([1.0], [1.0], [1.0], [1.0], [1.0], server=Server(1.0, 1.0, 1.0))
+    problem = by_hand(
+        fleet=fleet,
+        costs=CutCosts([1.0], [2.0], [3.0], [3.0], [4.0]),
+        convergence=ConvergenceModel(0.1, 2.0, [0.001], 2.0, 1.0),
+    )
+    check_exact(problem)
+    assert planner.plan(problem).cuts.tolist() == [1]
+
+
+def test_a_model_that_costs_nothing():
+    zeros = np.zeros(3)
+    problem = by_hand(costs=CutCosts(zeros, zeros, zeros, zeros, zeros))
+    plan = planner.plan(problem)
+    assert (plan.status, plan.predicted_time_s, plan.gap) == ("optimal", 0.0, 0.0)
+
+
+def test_memory_limits_move_the_cut():
+    """Unlimited, both devices take the same cut; a device that can hold only layer 1 must take cut 1."""
+    problem = by_hand()
+    costs = dataclasses.replace(problem.costs, memory_bytes=[10.0, 20.0, 30.0])
+    fleet = dataclasses.replace(problem.fleet.scaled(1e-3, "server.flops"), memory_bytes=[np.inf, 15.0])
+    limited = dataclasses.replace(problem, costs=costs, fleet=fleet)
+    check_exact(limited)
+    assert planner.plan(limited).cuts[1] == 1
+    assert planner.plan(dataclasses.replace(limited, fleet=dataclasses.replace(fleet, memory_bytes=None))).cuts[1] > 1
+
+
+def test_fixed_interval_fixed_cuts_and_allowed_cuts():
+    assert planner.plan(by_hand(interval=3)).interval == 3
+    assert planner.plan(by_hand(cuts=[3, 1])).cuts.tolist() == [3, 1]
+    assert set(planner.plan(by_hand(allowed_cuts=[1, 3])).cuts) <= {1, 3}
+    for limits in ({"interval": 3}, {"cuts": [3, 1]}, {"allowed_cuts": [1, 3]}, {"interval": 2, "cuts": [2, 2]}):
+        check_exact(by_hand(**limits))
+
+
+def test_more_of_any_resource_never_makes_the_optimum_slower():
+    problem = paper_like(devices=20, seed=3, fleet="heterogeneous")
+    best = planner.plan(problem).predicted_time_s
+    for names in planner.whatif.RESOURCES.values():
+        better = dataclasses.replace(problem, fleet=problem.fleet.scaled(1.5, *names))
+        assert planner.plan(better).predicted_time_s <= best * (1 + CLOSE)
+
+
+# ── Infeasible problems ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("solver", planner.SOLVERS)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"convergence": ConvergenceModel(0.1, 2.0, [0.1] * 3, 2.0, 0.0)}, r"budget: is 0"),
+        ({"interval": 20}, r"interval 20 and cuts up to 1"),
+        ({"interval": 6, "cuts": [3, 1]}, r"interval 6 and cuts up to 3"),
+        ({"cuts": [3, 1], "allowed_cuts": [1, 2]}, r"device 1: planner.cuts gives a cut outside planner.allowed_cuts"),
+    ],
+)
+def test_infeasible_problems_are_explained(solver, changes, message):
+    with pytest.raises(InfeasiblePlan, match=message):
+        planner.plan(by_hand(**changes), solver)
+
+
+def test_device_without_memory_for_any_cut_is_named():
+    problem = by_hand()
+    costs = dataclasses.replace(problem.costs, memory_bytes=[10e6, 20e6, 30e6])
+    fleet = dataclasses.replace(problem.fleet, memory_bytes=[50e6, 5e6])
+    with pytest.raises(InfeasiblePlan, match=r"device 2: cut 1 needs 10\.000 MB.*memory_bytes\[1\] is 5e\+06"):
+        planner.plan(dataclasses.replace(problem, costs=costs, fleet=fleet))
+
+
+def test_memory_limits_need_the_memory_of_every_cut():
+    problem = by_hand()
+    with pytest.raises(InvalidInput, match=r"cuts.memory_bytes: is missing, but devices.memory_bytes sets limits"):
+        dataclasses.replace(problem, fleet=dataclasses.replace(problem.fleet, memory_bytes=[1.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"interval": 0}, r"planner.interval: is 0"),
+        ({"cuts": [1]}, r"planner.cuts: has 1 entries"),
+        ({"cuts": [1, 4]}, r"planner.cuts\[1\]: is 4. Give cuts from 1 to 3"),
+        ({"allowed_cuts": []}, r"planner.allowed_cuts: is empty"),
+        ({"batch_size": 0}, r"batch_size: is 0"),
+        ({"batch_size": 1.5}, r"batch_size: is not a whole number: 1\.5"),
+        ({"convergence": ConvergenceModel(0.1, 2.0, [0.1], 2.0, 1.0)}, r"convergence: describes 1 layers"),
+    ],
+)
+def test_bad_problems_are_explained(changes, message):
+    with pytest.raises(InvalidInput, match=message):
+        by_hand(**changes)
+
+
+def test_unknown_solver_is_explained():
+    with pytest.raises(InvalidInput, match=r"solver: is 'magic'. Choose one of: exact, bcd, exhaustive"):
+        planner.plan(by_hand(), "magic")
+
+
+# ── The paper's algorithm ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=60)
+@given(small_problems())
+def test_bcd_is_never_better_than_exact(problem):
+    best, descent = solve(problem, "exact"), solve(problem, "bcd")
+    assert (best is None) == (descent is None)
+    if best is not None and descent is not None:
+        assert descent.predicted_time_s >= best.predicted_time_s * (1 - CLOSE)
+        assert descent.lower_bound_s <= best.predicted_time_s * (1 + CLOSE)
+        check_plan(problem, descent)
+
+
+@pytest.mark.parametrize("fleet", ["paper", "heterogeneous"])
+def test_bcd_comes_near_the_optimum_on_realistic_problems(fleet):
+    for seed in range(3):
+        problem = paper_like(devices=10, seed=seed, fleet=fleet)
+        best, descent = planner.plan(problem), planner.plan(problem, "bcd")
+        assert best.predicted_time_s <= descent.predicted_time_s * (1 + CLOSE)
+        assert descent.predicted_time_s <= best.predicted_time_s * 1.2
+
+
+@settings(max_examples=40)
+@given(small_problems(Small(restricted=False)), st.integers(1, 8))
+def test_dinkelbach_finds_the_best_cuts_of_a_fixed_interval(problem, interval):
+    """Algorithm 2 alone is optimal for its subproblem; exhaustive search with the interval fixed is the oracle."""
+    fixed = dataclasses.replace(problem, interval=interval)
+    descent, oracle = solve(fixed, "bcd"), solve(fixed, "exhaustive")
+    assert (descent is None) == (oracle is None)
+    if descent is not None and oracle is not None:
+        # HiGHS is exact to about 1e-6 in what it is given, however its tolerances are set.
+        assert descent.predicted_time_s == pytest.approx(oracle.predicted_time_s, rel=1e-5, abs=1e-9)
+
+
+def test_bcd_can_be_started_elsewhere():
+    problem = paper_like(devices=5, seed=0)
+    plan = bcd.solve(problem, start=np.full(5, 7))
+    assert plan.predicted_time_s >= planner.plan(problem).predicted_time_s * (1 - CLOSE)
+
+
+# ── Limits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("solver", ["exact", "bcd"])
+def test_a_solver_that_is_stopped_says_so_and_keeps_its_best_plan(solver):
+    problem = paper_like(devices=30, seed=1, fleet="heterogeneous")
+    best = planner.plan(problem)
+    stopped = planner.plan(problem, solver, time_limit_s=0.0)
+    assert stopped.status == "limit"
+    assert stopped.lower_bound_s <= best.predicted_time_s <= stopped.predicted_time_s * (1 + CLOSE)
+    check_plan(problem, stopped)
+
+
+def test_exhaustive_refuses_large_problems():
+    with pytest.raises(SolverError, match=r"combinations of cuts.*Use the exact solver"):
+        planner.plan(paper_like(devices=20, seed=0), "exhaustive")
+
+
+def test_a_large_problem_is_solved_to_the_end():
+    plan = planner.plan(paper_like(devices=2000, seed=0, fleet="heterogeneous"))
+    assert plan.status == "optimal"
+    assert plan.gap <= 1e-10

@@ -1,0 +1,109 @@
+"""Planning problems for tests: one by hand, and hypothesis strategies for small ones of every kind."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from adaptsfl.convergence import Constants, ConvergenceModel
+from adaptsfl.costs import CutCosts
+from adaptsfl.fleet import FLEETS, Fleet, Server
+from adaptsfl.paper_costs import vgg16
+from adaptsfl.planner import PlanProblem
+
+MAX_INTERVAL = 60  # keeps exhaustive search small where there is little or no drift
+
+
+def by_hand(**changes) -> PlanProblem:
+    """Two devices, three layers, round numbers; tests/test_latency.py works its times out."""
+    problem = {
+        "fleet": Fleet(
+            flops=[100.0, 200.0],
+            uplink_bps=[10.0, 5.0],
+            downlink_bps=[20.0, 10.0],
+            fed_uplink_bps=[4.0, 8.0],
+            fed_downlink_bps=[8.0, 16.0],
+            server=Server(flops=1000.0, to_fed_bps=16.0, from_fed_bps=32.0),
+        ),
+        "costs": CutCosts(
+            forward_flops=[100.0, 300.0, 600.0],
+            backward_flops=[200.0, 600.0, 1200.0],
+            activation_bits=[50.0, 20.0, 5.0],
+            gradient_bits=[50.0, 20.0, 5.0],
+            client_model_bits=[16.0, 48.0, 160.0],
+        ),
+        "convergence": ConvergenceModel(
+            learning_rate=0.1, initial_gap=2.0, drift_per_layer=[0.01, 0.02, 0.03], power=2.0, budget=1.0
+        ),
+        "batch_size": 2,
+    }
+    return PlanProblem(**{**problem, **changes})
+
+
+def paper_like(devices: int, seed: int, fleet: str = "paper") -> PlanProblem:
+    """VGG-16 on a sampled fleet, with constants that give sensible intervals."""
+    rng = np.random.default_rng(seed)
+    costs = vgg16(10, 16)
+    shape = np.linspace(0.2, 3.0, costs.layers) * np.exp(rng.normal(0, 0.3, costs.layers))
+    moment = np.exp(rng.uniform(np.log(0.1), np.log(10))) * shape / shape.sum()
+    constants = Constants(20.0, moment, moment / 2, np.log(10), rng.uniform(0.1, 0.5))
+    model = ConvergenceModel.from_constants(constants, 5e-4, devices)
+    return PlanProblem(FLEETS[fleet].sample(devices, rng), costs, model, 16)
+
+
+@dataclass(frozen=True)
+class Small:
+    """What a strategy for small problems may draw."""
+
+    most_devices: int = 4
+    most_layers: int = 4
+    restricted: bool = True
+
+
+@st.composite
+def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
+    """Problems that exhaustive search can solve, among them ties, equal devices, infeasible ones and odd drifts."""
+    devices = draw(st.integers(1, kind.most_devices))
+    layers = draw(st.integers(1, kind.most_layers))
+    # Few different whole numbers make ties and equal devices common; floats make them rare.
+    amount = draw(st.sampled_from([st.integers(1, 3), st.integers(1, 1000), st.floats(0.01, 1000)]))
+    cost = draw(st.sampled_from([st.integers(0, 2), st.integers(0, 1000), st.floats(0, 1000)]))
+
+    def rates() -> list[float]:
+        return draw(st.lists(amount, min_size=devices, max_size=devices))
+
+    def per_layer() -> list[float]:
+        return draw(st.lists(cost, min_size=layers, max_size=layers))
+
+    memory = draw(st.none() | st.just(per_layer())) if kind.restricted else None
+    limits = draw(st.lists(st.floats(1, 2000), min_size=devices, max_size=devices)) if memory is not None else None
+    server = Server(*draw(st.lists(amount, min_size=3, max_size=3)))
+    fleet = Fleet(*(rates() for _ in range(5)), server=server, memory_bytes=limits)
+    costs = CutCosts(
+        forward_flops=np.cumsum(per_layer()),
+        backward_flops=np.cumsum(per_layer()),
+        activation_bits=per_layer(),
+        gradient_bits=per_layer(),
+        client_model_bits=np.cumsum(per_layer()),
+        memory_bytes=None if memory is None else np.cumsum(memory),
+    )
+    drift = st.sampled_from([0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0]) | st.floats(0, 0.1)
+    model = ConvergenceModel(
+        learning_rate=draw(st.sampled_from([1e-3, 0.5])),
+        initial_gap=draw(st.sampled_from([0.1, 2.3])),
+        drift_per_layer=draw(st.lists(drift, min_size=layers, max_size=layers)),
+        power=draw(st.sampled_from([0.3, 0.5, 1.0, 2.0, 3.0])),
+        budget=draw(st.sampled_from([0.01, 0.3, 1.0, 5.0]) | st.floats(-0.1, 5)),
+    )
+    cuts = st.integers(1, layers)
+    fixed = st.none() | st.lists(cuts, min_size=devices, max_size=devices)
+    return PlanProblem(
+        fleet,
+        costs,
+        model,
+        batch_size=draw(st.integers(1, 4)),
+        max_interval=MAX_INTERVAL,
+        interval=draw(st.none() | st.none() | st.integers(1, 6)) if kind.restricted else None,
+        cuts=draw(st.none() | st.none() | fixed) if kind.restricted else None,
+        allowed_cuts=draw(st.none() | st.none() | st.sets(cuts, min_size=1).map(sorted)) if kind.restricted else None,
+    )

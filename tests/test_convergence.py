@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptsfl.config import ConvergenceConfig, DriftConfig
+from adaptsfl.convergence import (
+    LONGEST_INTERVAL,
+    Constants,
+    ConvergenceModel,
+    gradient_bound,
+    model_from,
+    noise_floor,
+)
+from adaptsfl.errors import InfeasiblePlan, InvalidInput
+
+CONSTANTS = Constants(
+    smoothness=2.0, gradient_moment=[1.0, 3.0], gradient_variance=[2.0, 4.0], initial_gap=5.0, target=2.0
+)
+PAPER = ConvergenceModel.from_constants(CONSTANTS, learning_rate=0.1, devices=3)
+
+
+def test_theorem_1_worked_by_hand():
+    """β = 2, γ = 0.1, N = 3, ϑ = 5, R = 50, I = 4, L_c = 2.
+
+    2ϑ/(γR) = 10/5 = 2.   βγΣσ²/N = 2·0.1·6/3 = 0.4.   4β²γ²I²ΣG² = 4·4·0.01·16·4 = 10.24.
+    """
+    assert gradient_bound(CONSTANTS, 0.1, 3, rounds=50, interval=4, deepest=2) == pytest.approx(12.64, rel=1e-14)
+
+
+def test_theorem_1_has_no_drift_at_interval_1():
+    """The indicator 1{I>1}: 2 + 0.4, however deep the cut."""
+    assert gradient_bound(CONSTANTS, 0.1, 3, rounds=50, interval=1, deepest=2) == pytest.approx(2.4, rel=1e-14)
+
+
+def test_theorem_1_counts_only_client_specific_layers():
+    """L_c = 1: 4·4·0.01·16·1 = 2.56."""
+    assert gradient_bound(CONSTANTS, 0.1, 3, rounds=50, interval=4, deepest=1) == pytest.approx(4.96, rel=1e-14)
+
+
+def test_corollary_1_worked_by_hand():
+    """c = 2 − 0.4 = 1.6; at I = 2 and L_c = 1, D = 0.16·4 = 0.64, so R = 10 / (0.1·0.96) = 104.1666…"""
+    assert PAPER.budget == pytest.approx(1.6, rel=1e-14)
+    assert float(PAPER.rounds(2, 1)) == pytest.approx(10 / (0.1 * 0.96), rel=1e-13)
+    assert float(PAPER.rounds(1, 2)) == pytest.approx(10 / (0.1 * 1.6), rel=1e-13)
+
+
+@given(st.integers(1, 30), st.integers(1, 2), st.floats(0.5, 100))
+def test_corollary_1_inverts_theorem_1(interval, deepest, target):
+    """After R rounds the bound is the target, wherever R is finite."""
+    constants = Constants(2.0, [1.0, 3.0], [2.0, 4.0], 5.0, target)
+    rounds = float(ConvergenceModel.from_constants(constants, 0.1, 3).rounds(interval, deepest))
+    if np.isfinite(rounds):
+        assert gradient_bound(constants, 0.1, 3, rounds, interval, deepest) == pytest.approx(target, rel=1e-9)
+    else:
+        assert gradient_bound(constants, 0.1, 3, 1e300, interval, deepest) >= target * (1 - 1e-12)
+
+
+@given(
+    st.floats(0.1, 4),
+    st.floats(1e-6, 10),
+    st.floats(1e-3, 10),
+)
+def test_largest_interval_is_the_last_one_that_makes_progress(power, slope, budget):
+    model = ConvergenceModel(0.1, 1.0, [slope], power, budget)
+    largest = model.largest_interval(1)
+    assert 1 <= largest <= LONGEST_INTERVAL
+    assert model.progress(largest, 1) > 0
+    if largest < LONGEST_INTERVAL:
+        assert model.progress(largest + 1, 1) <= 0
+
+
+def test_without_drift_any_interval_makes_progress():
+    assert ConvergenceModel(0.1, 1.0, [0.0, 1.0], 2.0, 0.5).largest_interval(1) == LONGEST_INTERVAL
+
+
+def test_infeasible_target_names_the_smallest_feasible_one():
+    """The noise floor is 0.4, so a target of 0.4 is never reached and one just above it is."""
+    assert noise_floor(CONSTANTS, 0.1, 3) == pytest.approx(0.4)
+    for target in (0.3, 0.4):
+        model = ConvergenceModel.from_constants(Constants(2.0, [1.0, 3.0], [2.0, 4.0], 5.0, target), 0.1, 3)
+        with pytest.raises(InfeasiblePlan, match=r"convergence.target: is 0\.[34].*Raise target above 0\.4"):
+            model.check_feasible()
+    ConvergenceModel.from_constants(Constants(2.0, [1.0, 3.0], [2.0, 4.0], 5.0, 0.401), 0.1, 3).check_feasible()
+
+
+def test_infeasible_interval_names_the_target_it_would_need():
+    """At I = 4 and L_c = 1 the drift is 2.56: with the noise, 2.96 is needed and 2 is given."""
+    with pytest.raises(InfeasiblePlan, match=r"interval 4 and cuts up to 1.*Raise target above 2\.96"):
+        PAPER.check_feasible(interval=4, deepest=1)
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0])
+def test_budget_that_is_not_positive_is_infeasible(budget):
+    with pytest.raises(InfeasiblePlan, match=r"convergence.budget: is .*Give a budget above zero"):
+        ConvergenceModel(0.1, 1.0, [0.1], 1.0, budget).check_feasible()
+
+
+def test_paper_is_a_case_of_the_general_form():
+    """κ_j = 4β²γ²G_j² = 4·4·0.01·(1, 3) = (0.16, 0.48), p = 2, c = 1.6."""
+    config = ConvergenceConfig(initial_gap=5.0, drift=DriftConfig(per_layer=[0.16, 0.48], power=2.0), budget=1.6)
+    general = model_from(config, 0.1, 3, layers=2)
+    for interval in (1, 2, 3, 5):
+        for deepest in (1, 2):
+            np.testing.assert_allclose(general.rounds(interval, deepest), PAPER.rounds(interval, deepest), rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"budget": 1.0}, r"drift: is missing"),
+        ({"smoothness": 1.0, "target": 1.0, "gradient_moment": [1.0]}, r"gradient_variance: is missing"),
+        ({"smoothness": 1.0, "budget": 1.0}, r"smoothness: is given beside budget"),
+        ({"budget": 1.0, "drift": {"per_layer": [1.0, 1.0], "power": 2.0}}, r"drift.per_layer: has 2 entries"),
+        ({"budget": 1.0, "drift": {"per_layer": [-1.0], "power": 2.0}}, r"drift.per_layer\[0\]: is -1"),
+        ({"budget": 1.0, "drift": {"per_layer": [1.0], "power": 0.0}}, r"drift.power: is 0"),
+        ({"budget": float("nan"), "drift": {"per_layer": [1.0], "power": 1.0}}, r"budget: is nan"),
+    ],
+)
+def test_bad_sections_are_explained(config, message):
+    with pytest.raises(InvalidInput, match=message):
+        model_from(ConvergenceConfig.model_validate({"initial_gap": 1.0, **config}), 0.1, 3, layers=1)

@@ -1,0 +1,129 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptsfl import latency
+from adaptsfl.fleet import RATES
+from problems import Small, by_hand, small_problems
+
+CUTS = np.array([1, 2])
+
+
+def of(function, cuts=CUTS):
+    """Call a per-device latency function on the problem worked by hand."""
+    problem = by_hand()
+    if "batch_size" in function.__code__.co_varnames:
+        return function(problem.costs, problem.fleet, np.asarray(cuts), problem.batch_size)
+    return function(problem.costs, problem.fleet, np.asarray(cuts))
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (latency.client_forward_s, [2.0, 3.0]),
+        (latency.activation_upload_s, [10.0, 8.0]),
+        (latency.server_turn_s, 4.8),
+        (latency.gradient_download_s, [5.0, 4.0]),
+        (latency.client_backward_s, [4.0, 6.0]),
+        (latency.to_server_s, [12.0, 11.0]),
+        (latency.from_server_s, [9.0, 10.0]),
+        (latency.client_model_upload_s, [4.0, 6.0]),
+        (latency.client_model_download_s, [2.0, 3.0]),
+        (latency.server_model_upload_s, 2.0),
+        (latency.server_model_download_s, 1.0),
+        (latency.round_s, 26.8),
+        (latency.aggregation_s, 9.0),
+    ],
+)
+def test_terms_worked_by_hand(function, expected):
+    """Device 1 (100 FLOPS) is cut after layer 1, device 2 (200 FLOPS) after layer 2; batches of 2.
+
+    a1: 2·100/100 = 2 and 2·300/200 = 3.            a2: 2·50/10 = 10 and 2·20/5 = 8.
+    a3: of 600+1200 = 1800 FLOPs a sample, 1500 and 900 are left to the server: 2·2400/1000 = 4.8.
+    a4: 2·50/20 = 5 and 2·20/10 = 4.                a5: 2·200/100 = 4 and 2·600/200 = 6.
+    b1: 16/4 = 4 and 48/8 = 6; the server exchanges 2·48 − (16+48) = 32 bits: 32/16 = 2.
+    b3: 16/8 = 2 and 48/16 = 3; 32/32 = 1.
+    Round: max(2+10, 3+8) + 4.8 + max(5+4, 4+6) = 12 + 4.8 + 10 = 26.8. Aggregation: max(6, 2) + max(3, 1) = 9.
+    """
+    np.testing.assert_allclose(of(function), expected, rtol=1e-15)
+
+
+def test_block_is_interval_rounds_and_one_aggregation():
+    """T(I, μ) = 5 · 26.8 + 9 = 143."""
+    problem = by_hand()
+    block = latency.block_s(problem.costs, problem.fleet, CUTS, problem.batch_size, interval=5)
+    assert block == pytest.approx(143.0, rel=1e-15)
+
+
+def test_phases_name_their_bottlenecks():
+    """Device 1 is last to reach the server (12 s), device 2 last to finish (10 s) and slowest to aggregate."""
+    problem = by_hand()
+    phases = latency.phase_times(problem.costs, problem.fleet, CUTS, problem.batch_size)
+    assert [(phase.phase, phase.seconds, phase.bottleneck) for phase in phases] == [
+        ("a1", 2.0, "device 1"),
+        ("a2", 10.0, "device 1"),
+        ("a3", pytest.approx(4.8), "edge server"),
+        ("a4", 4.0, "device 2"),
+        ("a5", 6.0, "device 2"),
+        ("b1", 6.0, "device 2"),
+        ("b2", 0.0, "fed server"),
+        ("b3", 3.0, "device 2"),
+    ]
+
+
+def test_edge_server_is_the_bottleneck_of_an_aggregation_when_it_exchanges_most():
+    """Cuts 1 and 3: Λ = 2·160 − 176 = 144 bits, 144/16 = 9 s up against 160/8 = 20; with a 4 bit/s link, 36 s."""
+    problem = by_hand()
+    slow = problem.fleet.scaled(0.25, "server.to_fed_bps")
+    upload = latency.phase_times(problem.costs, slow, np.array([1, 3]), 2)[5]
+    assert (upload.seconds, upload.bottleneck) == (36.0, latency.EDGE_SERVER)
+
+
+def test_at_cut_l_the_server_has_nothing_to_do():
+    problem = by_hand()
+    assert latency.server_turn_s(problem.costs, problem.fleet, np.array([3, 3]), 2) == 0
+
+
+def test_equal_cuts_leave_nothing_for_the_server_to_exchange():
+    problem = by_hand()
+    assert latency.non_common_bits(problem.costs, np.array([2, 2])) == 0
+
+
+@given(small_problems(Small(restricted=False)), st.data())
+def test_phases_add_up_to_the_round_and_the_aggregation(problem, data):
+    layers = st.integers(1, problem.layers)
+    cuts = np.array(data.draw(st.lists(layers, min_size=problem.devices, max_size=problem.devices)))
+    phases = latency.phase_times(problem.costs, problem.fleet, cuts, problem.batch_size)
+    assert sum(phase.seconds for phase in phases if phase.every_round) == pytest.approx(float(problem.round_s(cuts)))
+    assert sum(phase.seconds for phase in phases if not phase.every_round) == pytest.approx(
+        float(problem.aggregation_s(cuts))
+    )
+
+
+@given(small_problems(Small(restricted=False)), st.data())
+def test_more_of_any_resource_is_never_slower(problem, data):
+    """For one device's rate, or one of the server's, raised by any factor, with the cuts kept."""
+    layers = st.integers(1, problem.layers)
+    cuts = np.array(data.draw(st.lists(layers, min_size=problem.devices, max_size=problem.devices)))
+    factor = data.draw(st.floats(1, 100))
+    resource = data.draw(st.sampled_from([*RATES, "server.flops", "server.to_fed_bps", "server.from_fed_bps"]))
+    if "." in resource:
+        better = problem.fleet.scaled(factor, resource)
+    else:
+        device = data.draw(st.integers(0, problem.devices - 1))
+        rates = getattr(problem.fleet, resource).copy()
+        rates[device] *= factor
+        better = problem.fleet.with_rates({resource: rates})
+    improved = dataclasses.replace(problem, fleet=better)
+    assert improved.round_s(cuts) <= problem.round_s(cuts) * (1 + 1e-12)
+    assert improved.aggregation_s(cuts) <= problem.aggregation_s(cuts) * (1 + 1e-12)
+
+
+def test_many_plans_at_once_equal_one_at_a_time():
+    problem = by_hand()
+    every = np.array([[j, k] for j in (1, 2, 3) for k in (1, 2, 3)])
+    one_by_one = [float(problem.round_s(cuts) + problem.aggregation_s(cuts)) for cuts in every]
+    np.testing.assert_array_equal(problem.round_s(every) + problem.aggregation_s(every), one_by_one)
