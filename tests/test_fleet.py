@@ -120,6 +120,7 @@ def test_fleet_of_single_devices_gives_them_back():
         ({"flops": [1.0, -2.0]}, r"flops\[1\]: is -2"),
         ({"flops": [1.0, float("nan")]}, r"flops\[1\]: is nan"),
         ({"uplink_bps": [1.0, 0.0]}, r"uplink_bps\[1\]: is 0\. Give a number above zero"),
+        ({"uplink_bps": [1.0, 1e-60]}, r"uplink_bps\[1\]: is 1e-60\. Give a number between 1e-50 and 1e\+50"),
         ({"downlink_bps": [1.0]}, r"downlink_bps: has 1 entries, expected 2"),
         ({"memory_bytes": [1.0, -1.0]}, r"memory_bytes\[1\]: is -1"),
         ({"flops": []}, r"flops: is empty"),

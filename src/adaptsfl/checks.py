@@ -14,6 +14,10 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
+# Beyond these a number is a mistake of unit or a computation gone wrong, and products of a few would overflow.
+SMALLEST, LARGEST = 1e-50, 1e50
+LARGEST_WHOLE = 10**15
+
 
 def vector(field: str, values: Any, *, length: int | None = None, of: str = "", positive: bool = False) -> FloatArray:
     """Return `values` as a read-only float vector of finite numbers: all > 0 if `positive`, else all ≥ 0.
@@ -29,7 +33,8 @@ def vector(field: str, values: Any, *, length: int | None = None, of: str = "", 
         raise InvalidInput(field, f"is {shape}", f"Give a plain list with at least one number{_per(of)}")
     if length is not None and array.size != length:
         raise InvalidInput(field, f"has {array.size} entries, expected {length}", f"Give {length}{_per(of)}")
-    bad = ~np.isfinite(array) | (array <= 0 if positive else array < 0)
+    size = np.abs(array)
+    bad = ~(size <= LARGEST) | (array < 0) | ((size < SMALLEST) & (positive | (array != 0)))
     if bad.any():
         index = int(np.argmax(bad))
         number(f"{field}[{index}]", float(array[index]), positive=positive)  # raises with the right words
@@ -46,6 +51,8 @@ def number(field: str, value: Any, *, positive: bool = False) -> float:
         raise InvalidInput(field, f"is {result}", "Give a finite number")
     if result < 0 or (positive and result == 0):
         raise InvalidInput(field, f"is {result:g}", f"Give a number {'above zero' if positive else '≥ 0'}")
+    if result != 0 and not SMALLEST <= result <= LARGEST:
+        raise InvalidInput(field, f"is {result:g}", f"Give a number between {SMALLEST:g} and {LARGEST:g}, in SI units")
     return result
 
 
@@ -53,9 +60,10 @@ def whole_number(field: str, value: Any, *, at_least: int = 1) -> int:
     """Return `value` as an int that is at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InvalidInput(field, f"is not a whole number: {_short(value)}", f"Give an integer ≥ {at_least}")
-    if value < at_least:
-        raise InvalidInput(field, f"is {value}", f"Give an integer ≥ {at_least}")
-    return int(value)
+    number = int(value)
+    if not at_least <= number <= LARGEST_WHOLE:
+        raise InvalidInput(field, f"is {number}", f"Give an integer from {at_least} to {LARGEST_WHOLE}")
+    return number
 
 
 def rising(field: str, values: FloatArray) -> FloatArray:

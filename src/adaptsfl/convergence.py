@@ -28,6 +28,8 @@ Intervals = int | FloatArray  # one interval, or many as floats with whole value
 # A budget this small beside the target is rounding, not progress.
 NEGLIGIBLE = 1e-12
 
+LARGEST_POWER = 10
+
 # Beyond this many rounds an interval means "never": without drift, longer is always a little better.
 LONGEST_INTERVAL = 10**9
 
@@ -104,8 +106,9 @@ class ConvergenceModel:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "initial_gap", "power"):
             object.__setattr__(self, name, checks.number(name, getattr(self, name), positive=True))
-        if not np.isfinite(self.budget):
-            raise InvalidInput("budget", f"is {self.budget}", "Give a finite number")
+        if self.power > LARGEST_POWER:
+            raise InvalidInput("drift.power", f"is {self.power:g}", f"Give a power of at most {LARGEST_POWER}")
+        checks.number("budget", abs(self.budget))
         object.__setattr__(self, "drift_per_layer", checks.vector("drift.per_layer", self.drift_per_layer))
 
     @classmethod

@@ -37,7 +37,9 @@ def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
     costs = PAPER_COSTS[recipe.model.name](recipe.model.classes, recipe.training.batch_size)
     with _inside("fleet"):
         resources = resources_from(recipe.fleet)
-        fleet = noise_from(recipe.fleet.noise, recipe.fleet.seed).measure(resources.at(round_), round_)
+    with _inside("fleet.noise"):
+        noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
+    fleet = noise.measure(resources.at(round_), round_)
     with _inside("training"):
         checks.number("learning_rate", recipe.training.learning_rate, positive=True)
     with _inside("convergence"):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from adaptsfl.convergence import ConvergenceModel
 from adaptsfl.planner.interval import IntervalRule, best_interval
-from problems import by_hand
+from problems import by_hand, whole_if_tiny
 
 
 def rule(*, slope=0.01, power=2.0, budget=1.0, **limits) -> IntervalRule:
@@ -60,7 +60,7 @@ def test_best_interval_is_the_best_of_all(A, B, slope, power, budget):
     assert times[int(tried.best(np.float64(A), np.float64(B)))] == pytest.approx(min(times.values()), rel=1e-12)
 
 
-@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=5), st.floats(0, 1))
+@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=5), st.floats(0, 1).map(whole_if_tiny))
 def test_many_cases_at_once_equal_one_at_a_time(cases, slope):
     A, B = np.array(cases).T
     tried = rule(slope=slope)
@@ -76,7 +76,7 @@ def test_many_deepest_cuts_at_once_equal_one_at_a_time():
     np.testing.assert_array_equal(together, alone)
 
 
-@given(positive, positive, st.floats(0, 1), st.sampled_from([0.5, 1, 2, 3]), st.floats(1.0001, 3))
+@given(positive, positive, st.floats(0, 1).map(whole_if_tiny), st.sampled_from([0.5, 1, 2, 3]), st.floats(1.0001, 3))
 def test_caps_are_where_the_best_time_meets_the_limit(A, B, slope, power, room):
     """Just below the cap the limit is still beaten, just above it no longer."""
     tried = rule(slope=slope, power=float(power), max_interval=400)

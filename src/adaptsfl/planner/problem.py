@@ -114,9 +114,8 @@ class PlanProblem:
         stuck = np.flatnonzero(~self.allowed.any(axis=0))
         if stuck.size:
             raise InfeasiblePlan(self._why_stuck(int(stuck[0]), stuck.size))
-        if self.interval is not None and self.interval > 1:
-            shallowest = int(self.allowed.argmax(axis=0).max()) + 1
-            self.convergence.check_feasible(self.interval, shallowest)
+        shortest, _ = self.intervals
+        self.convergence.check_feasible(shortest, deepest=int(self.allowed.argmax(axis=0).max()) + 1)
 
     @property
     def _limits(self) -> FloatArray | None:

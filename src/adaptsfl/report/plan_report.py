@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -25,19 +24,19 @@ def plan_tables(
 ) -> RenderableType:
     """Return everything that a person wants to know about a plan."""
     size = f"{problem.devices:,} devices, {problem.layers} layers, batches of {problem.batch_size}"
-    heading = Text.assemble((title, "bold"), f": {size}\n").append(_headline(problem, plan))
+    heading = Text.assemble((title, "bold"), f": {size}\n").append(_headline(problem, plan)).append("\n")
     parts: list[RenderableType] = [heading, _phase_table(plan)]
     if others:
         parts.append(_alternatives_table(others))
     if sensitivities:
         parts.append(_sensitivity_table(plan, sensitivities))
-    return Group(*(Padding(part, (0, 0, 1, 0), expand=False) for part in parts))
+    return Group(*parts)
 
 
 def comparison_table(plans: Sequence[Plan]) -> RenderableType:
     """Return several solvers' plans for one problem side by side; the first is what the others are measured by."""
     table = _table("Solvers")
-    for column in ("solver", "status", "interval", "cuts", "time to target", "slower by", "solved in", "ratio"):
+    for column in ("solver", "status", "interval", "cuts", "time", "slower by", "solved in", "ratio"):
         table.add_column(column, justify="left" if column in ("solver", "status", "cuts") else "right")
     for plan in plans:
         table.add_row(
@@ -50,7 +49,7 @@ def comparison_table(plans: Sequence[Plan]) -> RenderableType:
             seconds(plan.solve_s),
             f"{plan.solve_s / plans[0].solve_s:,.1f}×",
         )
-    return Padding(table, (0, 0, 1, 0), expand=False)
+    return table
 
 
 def plan_data(

@@ -1,0 +1,267 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from adaptsfl import __version__, planner
+from adaptsfl.cli import app
+from problems import by_hand
+
+GOOD = {
+    "batch_size": 2,
+    "learning_rate": 0.1,
+    "devices": {
+        "flops": [100, 200],
+        "uplink_bps": [10, 5],
+        "downlink_bps": [20, 10],
+        "fed_uplink_bps": [4, 8],
+        "fed_downlink_bps": [8, 16],
+        "memory_bytes": None,
+    },
+    "server": {"flops": 1000, "to_fed_bps": 16, "from_fed_bps": 32},
+    "cuts": {
+        "forward_flops": [100, 300, 600],
+        "backward_flops": [200, 600, 1200],
+        "activation_bits": [50, 20, 5],
+        "gradient_bits": [50, 20, 5],
+        "client_model_bits": [16, 48, 160],
+        "memory_bytes": None,
+    },
+    "convergence": {"initial_gap": 2.0, "budget": 1.0, "drift": {"per_layer": [0.01, 0.02, 0.03], "power": 2.0}},
+}
+NEEDED = {"interval", "cuts", "predicted_time_s", "lower_bound_s", "status", "solve_s"}
+
+
+def changed(path: str, value):
+    """GOOD with one value replaced (or removed, if the value is ...)."""
+    problem = json.loads(json.dumps(GOOD))
+    *sections, key = path.split(".")
+    section = problem
+    for name in sections:
+        section = section[name]
+    if value is ...:
+        del section[key]
+    else:
+        section[key] = value
+    return problem
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(name: str, content) -> str:
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+    return write_file
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def lines(answer) -> list[dict]:
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def test_json_is_the_plan_of_the_planner(write):
+    answer = run(write("good.json", GOOD), "--json")
+    assert answer.exit_code == 0, answer.output
+    (data,) = lines(answer)
+    expected = planner.plan(by_hand())
+    assert data.keys() >= NEEDED
+    assert (data["interval"], data["cuts"]) == (expected.interval, expected.cuts.tolist())
+    assert data["predicted_time_s"] == expected.predicted_time_s
+    assert data["status"] == "optimal"
+    assert [phase["phase"] for phase in data["phases"]] == ["a1", "a2", "a3", "a4", "a5", "b1", "b2", "b3"]
+    assert "sensitivity" not in data
+
+
+@pytest.mark.parametrize("solver", planner.SOLVERS)
+def test_every_solver_can_be_asked(write, solver):
+    (data,) = lines(run(write("good.json", GOOD), "--json", "--solver", solver))
+    assert data["solver"] == solver
+    assert data["predicted_time_s"] == pytest.approx(planner.plan(by_hand()).predicted_time_s)
+
+
+def test_one_line_per_file_in_order(write):
+    names = [write(f"{k}.json", changed("batch_size", k)) for k in (3, 1, 2)]
+    data = lines(run(*names, "--json"))
+    assert [row["file"] for row in data] == names
+    assert data[1]["predicted_time_s"] < data[2]["predicted_time_s"] < data[0]["predicted_time_s"]
+
+
+def test_sensitivity_on_request(write):
+    (data,) = lines(run(write("good.json", GOOD), "--json", "--sensitivity"))
+    assert {row["resource"] for row in data["sensitivity"]} == set(planner.whatif.RESOURCES)
+    assert data["alternatives"][0]["title"] == "one cut for all"
+
+
+def test_compare_runs_both_solvers(write):
+    file = write("good.json", GOOD)
+    (data,) = lines(run(file, "--json", "--compare"))
+    assert (data["solver"], data["compared"][0]["solver"]) == ("exact", "bcd")
+    assert "bcd" in run(file, "--compare").stdout
+
+
+def test_table_for_people(write):
+    answer = run(write("good.json", GOOD))
+    assert answer.exit_code == 0, answer.output
+    shown = " ".join(answer.stdout.split())
+    for words in ("2 devices, 3 layers", "proven optimal", "activation upload", "edge server", "doubled", "uplink"):
+        assert words in shown
+
+
+def test_version():
+    assert CliRunner().invoke(app, ["--version"]).stdout.strip() == f"adaptsfl {__version__}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("devices.uplink_bps", [10, -5], r"devices.uplink_bps[1]: is -5. Give a number above zero"),
+        ("devices.uplink_bps", [10, float("nan")], r"devices.uplink_bps[1]: is nan. Give a finite number"),
+        ("devices.flops", [float("inf"), 1], r"devices.flops[0]: is inf. Give a finite number"),
+        ("devices.downlink_bps", [10], r"devices.downlink_bps: has 1 entries, expected 2. Give 2, one per device"),
+        ("devices.flops", [], r"devices.flops: is empty"),
+        ("devices.flops", "fast", r"devices.flops: is 'fast'. Give a list"),
+        ("devices.flops", [1, "2"], r"devices.flops[1]: is '2'. Give a number"),
+        ("devices.flops", ..., r"devices.flops: is missing. Add it"),
+        ("devices.memory_bytes", [1, None], r"cuts.memory_bytes: is missing, but devices.memory_bytes sets limits"),
+        ("server.flops", 0, r"server.flops: is 0. Give a number above zero"),
+        ("server", 3, r"server: is 3. Give a dictionary"),
+        ("cuts.activation_bits", [1, 2], r"cuts.activation_bits: has 2 entries, expected 3. Give 3, one per cut"),
+        ("cuts.forward_flops", [3, 2, 1], r"cuts.forward_flops[1]: is 2, below 3 before it"),
+        ("convergence.drift.per_layer", [1], r"convergence.drift.per_layer: has 1 entries, expected 3"),
+        ("convergence.drift.power", -1, r"convergence.drift.power: is -1. Give a number above zero"),
+        ("convergence.budget", ..., r"convergence.budget: is missing"),
+        ("convergence.target", 0.1, r"convergence.target: is given beside budget"),
+        ("convergence.initial_gap", -1, r"convergence.initial_gap: is -1"),
+        (
+            "convergence.initail_gap",
+            1,
+            r"convergence.initail_gap: is not a known key (its value is 1). Did you mean 'initial",
+        ),
+        ("batch_size", 1.5, r"batch_size: is 1.5. Give"),
+        ("batch_size", 0, r"batch_size: is 0"),
+        ("learning_rate", 0, r"learning_rate: is 0. Give a number above zero"),
+        ("planner", {"cuts": [1, 9]}, r"planner.cuts[1]: is 9. Give cuts from 1 to 3"),
+        ("planner", {"cuts": 9}, r"planner.cuts[0]: is 9. Give cuts from 1 to 3"),
+        ("planner", {"interval": "x"}, r"planner.interval: is 'x'. Give"),
+    ],
+)
+def test_bad_files_name_file_field_value_and_remedy(write, path, value, message):
+    bad, good = write("bad.json", changed(path, value)), write("good.json", GOOD)
+    answer = run(bad, good, "--json")
+    assert answer.exit_code == 1
+    assert f"{bad}: {message}" in answer.stderr
+    first, second = lines(answer)
+    assert (first["status"], first["cuts"], second["status"]) == ("error", None, "optimal")
+    assert message in first["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("convergence.budget", 0, "convergence.budget: is 0"),
+        ("convergence.budget", -0.5, "convergence.budget: is -0.5"),
+        ("planner", {"interval": 50}, "convergence.budget: is 1, and the drift with interval 50"),
+        (
+            "convergence",
+            {
+                "smoothness": 20,
+                "gradient_moment": [1, 1, 1],
+                "gradient_variance": [1, 1, 1],
+                "initial_gap": 2,
+                "target": 0.5,
+            },
+            "convergence.target: is 0.5, but no number of rounds gets below 3",
+        ),
+    ],
+)
+def test_infeasible_files_say_why_and_what_would_help(write, path, value, message):
+    bad, good = write("bad.json", changed(path, value)), write("good.json", GOOD)
+    answer = run(bad, good, "--json")
+    assert answer.exit_code == 1
+    assert f"{bad}: {message}" in answer.stderr
+    first, second = lines(answer)
+    assert first.keys() >= NEEDED
+    assert (first["status"], first["interval"], second["status"]) == ("infeasible", None, "optimal")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.json", "{", "is not valid JSON"),
+        ("bad.json", "[" * 100_000, "is not valid JSON"),
+        ("bad.json", "[]", "is []. Give"),
+        ("bad.toml", "= 3", "is not valid TOML"),
+        ("bad.toml", "", "model: is missing"),
+        ("bad.yaml", "", "ends in '.yaml'. Give a recipe (.toml) or a problem (.json)"),
+    ],
+)
+def test_files_that_cannot_be_read_are_explained(write, name, content, message):
+    answer = run(write(name, content))
+    assert answer.exit_code == 1
+    assert name in answer.stderr
+    assert message in answer.stderr
+
+
+def test_missing_and_binary_files_are_explained(tmp_path):
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    answer = run(str(tmp_path / "nowhere.json"), str(tmp_path / "binary.json"), str(tmp_path))
+    assert answer.exit_code == 1
+    assert "nowhere.json: cannot be read: No such file" in answer.stderr
+    assert "binary.json: is not UTF-8 text" in answer.stderr
+
+
+def test_exhaustive_search_of_a_large_problem_is_refused(write):
+    devices = {key: value * 20 for key, value in GOOD["devices"].items() if value}
+    answer = run(write("large.json", changed("devices", devices)), "--solver", "exhaustive")
+    assert answer.exit_code == 1
+    assert "Use the exact solver" in answer.stderr
+
+
+RECIPE = f"""
+[model]
+name = "vgg16"
+[convergence]
+initial_gap = 2.3
+budget = 0.3
+drift = {{ power = 1.0, per_layer = {[1e-4] * 16} }}
+"""
+
+
+def test_recipe_is_planned_for_its_fleet(write):
+    (data,) = lines(run(write("recipe.toml", RECIPE + "[fleet]\ndevices = 7\n"), "--json"))
+    assert data["status"] == "optimal"
+    assert len(data["cuts"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("addition", "message"),
+    [
+        ("[fleet]\nbase = 'moon'", "fleet.base: is 'moon'. Choose one of: paper, heterogeneous"),
+        ("[fleet]\nuplink_mbps = [1, -2]", "fleet.uplink_mbps[1]: is -2"),
+        (
+            "[fleet]\nuplink_mpbs = 2",
+            "fleet.uplink_mpbs: is not a known key (its value is 2). Did you mean 'uplink_mbps'?",
+        ),
+        ("[fleet]\ntrace = 'nowhere.csv'", "nowhere.csv: cannot be read"),
+        ("[fleet.noise]\nuplink_cv = -1", "fleet.noise.uplink_cv: is -1"),
+        ("[training]\nbatch_size = 0", "training.batch_size: is 0"),
+        ("[training]\nlearning_rate = 0", "training.learning_rate: is 0"),
+        ("[planner]\nallowed_cuts = [17]", "planner.allowed_cuts[0]: is 17. Give cuts from 1 to 16"),
+        ("[fleet]\nmemory_mb = 1", "device 1: cut 1 needs 4.405 MB"),
+    ],
+)
+def test_bad_recipes_are_explained(write, addition, message):
+    answer = run(write("recipe.toml", RECIPE + addition))
+    assert answer.exit_code == 1
+    assert message in answer.stderr
+
+
+def test_unknown_model_is_explained(write):
+    answer = run(write("recipe.toml", RECIPE.replace("vgg16", "vgg61")))
+    assert answer.exit_code == 1
+    assert "model.name: is 'vgg61'" in answer.stderr
