@@ -7,11 +7,12 @@ server is always the bottleneck. Drift and target are drawn so that good interva
     python benchmarks/planner.py            # about 15 minutes, most of it HiGHS
     python benchmarks/planner.py --quick    # a minute
 
-Times are wall-clock seconds on whatever else the machine is doing; the ratios are within one run, and the exact
-solver's time is the median of three. The table is printed, and all of it saved as JSON.
+Times are wall-clock seconds beside whatever else the machine is doing; ratios are within one run, and the exact
+solver's time is the median of three. The table is printed and saved as Markdown, every number beside it as JSON.
 """
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -98,26 +99,18 @@ def growth(rows: list[dict[str, Any]], fleet: str) -> float:
     return float(np.polyfit(sizes, times, 1)[0])
 
 
-def summary(rows: list[dict[str, Any]]) -> Table:
+COLUMNS = ("fleet", "devices", "problems", "exact", "BCD + HiGHS", "ratio", "BCD's plan slower by", "different cuts")
+
+
+def summary(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return one line per fleet and size, with ranges over its problems."""
-    table = Table(title="exact against BCD + HiGHS", title_justify="left")
-    for column in (
-        "fleet",
-        "devices",
-        "problems",
-        "exact",
-        "BCD + HiGHS",
-        "ratio",
-        "BCD slower plan by",
-        "cuts in use",
-    ):
-        table.add_column(column, justify="left" if column == "fleet" else "right")
-    for fleet in FLEETS:
-        for devices in sorted({row["devices"] for row in rows}):
-            group = [row for row in rows if (row["fleet"], row["devices"]) == (fleet, devices)]
-            both = [row for row in group if "bcd_s" in row]
-            cut_off = any(row["bcd_cut_off"] for row in both)
-            table.add_row(
+    lines: list[tuple[str, ...]] = []
+    for fleet, devices in itertools.product(FLEETS, sorted({row["devices"] for row in rows})):
+        group = [row for row in rows if (row["fleet"], row["devices"]) == (fleet, devices)]
+        both = [row for row in group if "bcd_s" in row]
+        cut_off = any(row["bcd_cut_off"] for row in both)
+        lines.append(
+            (
                 fleet,
                 f"{devices:,}",
                 str(len(group)),
@@ -127,7 +120,24 @@ def summary(rows: list[dict[str, Any]]) -> Table:
                 spread([row["bcd_gap"] * 100 for row in both], "{:.2g} %"),
                 spread([row["different_cuts"] for row in group], "{}"),
             )
-    return table
+        )
+    return lines
+
+
+def page(lines: list[tuple[str, ...]], growth_lines: list[str], quick: bool) -> str:
+    """Return the results as a Markdown page."""
+    command = "python benchmarks/planner.py" + (" --quick" if quick else "")
+    table = "\n".join(f"| {' | '.join(line)} |" for line in [COLUMNS, ("---",) * len(COLUMNS), *lines])
+    return f"""# The exact solver against the paper's
+
+Written by `{command}`; every number is in planner.json. Times are wall-clock on two shared cores, ranges are over the
+problems. BCD is the paper's Algorithm 3 with HiGHS, stopped after {BCD_LIMIT_S:.0f} s; where it was cut off, its
+plan is the best it had by then and the ratio a lower limit. All of `exact`'s plans are proven optimal.
+
+{table}
+
+{" ".join(growth_lines)}
+"""
 
 
 def spread(values: list[float], form: str) -> str:
@@ -142,18 +152,25 @@ def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller problems")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/planner.json"), help="where to save")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for planner.md and planner.json")
     options = parser.parse_args()
     console = Console(width=140)
     rows = run(quick=options.quick, progress=console)
+    lines = summary(rows)
     powers = {fleet: growth(rows, fleet) for fleet in FLEETS}
-    console.print(summary(rows))
-    for fleet, power in powers.items():
-        console.print(f"{fleet}: the exact solver's time grows as N^{power:.2f} from 1,000 devices on")
+    growth_lines = [
+        f"On {fleet} fleets exact's time grows as N^{power:.2f} from 1,000 devices on."
+        for fleet, power in powers.items()
+    ]
+    table = Table(*COLUMNS)
+    for line in lines:
+        table.add_row(*line)
+    console.print(table, *growth_lines, sep="\n")
     machine = {"python": platform.python_version(), "numpy": np.__version__, "processor": platform.machine()}
     result = {"machine": machine, "bcd_limit_s": BCD_LIMIT_S, "growth": powers, "rows": rows}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "planner.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / "planner.md").write_text(page(lines, growth_lines, options.quick))
     console.print(f"saved to {options.out}")
 
 

@@ -25,7 +25,6 @@ from adaptsfl.planner.interval import IntervalRule, best_interval
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
 
 TOLERANCE = 1e-11  # a box that could save less than this part of the best time is closed
-HALVINGS = 3  # how often the lower half of a range is tried, each time a box is shrunk
 WORTHWHILE = 0.9  # shrink again only while some range falls below this part of what it was
 
 
@@ -125,21 +124,21 @@ class _Search:
             if caps is None:
                 return None
             high = np.minimum(high, caps)
-            low = self.shave(box, times, low, high, rule)
-            if not np.any(high - low < WORTHWHILE * before):
+            if np.any(high - low < WORTHWHILE * before):
+                continue
+            if not self.shave(box, times, low, high, rule):
                 return self.settle(replace(box, low=low, high=high), times)
 
-    def shave(self, box: Box, times: FloatArray, low: FloatArray, high: FloatArray, rule: IntervalRule) -> FloatArray:
-        """Raise the lower corner: while the lower half of a threshold's range holds no better plan, drop it."""
-        low = low.copy()
+    def shave(self, box: Box, times: FloatArray, low: FloatArray, high: FloatArray, rule: IntervalRule) -> bool:
+        """Raise `low` to the middle of each range whose lower half holds no better plan; say whether there was one."""
+        raised = False
         for term in range(4):
-            for _ in range(HALVINGS):
-                half = high.copy()
-                half[term] = (low[term] + high[term]) / 2
-                if not low[term] < half[term] or self.caps(box, fitting(times, half), low, rule) is not None:
-                    break
+            half = high.copy()
+            half[term] = (low[term] + high[term]) / 2
+            if low[term] < half[term] and self.caps(box, fitting(times, half), low, rule) is None:
                 low[term] = half[term]
-        return low
+                raised = True
+        return raised
 
     def caps(self, box: Box, fits: BoolArray, low: FloatArray, rule: IntervalRule) -> FloatArray | None:
         """Upper limits on T3 … T6 for plans that beat the best so far; None if there can be no such plan.
