@@ -1,0 +1,311 @@
+"""Find where a traced model can be cut: between two layers, where one tensor crosses and no weight is shared.
+
+A layer begins at an operation that multiplies or looks up a weight matrix (convolution, linear, embedding, …). What
+has no such weight (activation, pooling, normalisation, flattening, dropout) belongs to the layer before it, as far as
+a cut after it is legal.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+from torch.nn.modules.batchnorm import _NormBase
+
+from adaptsfl.errors import InvalidInput
+from adaptsfl.models.state import StateRoot
+from adaptsfl.models.trace import EXPLICIT, Trace, first_line, resolve
+
+BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+WEIGHT_OPERATIONS = ("linear", "conv", "mm", "matmul", "embedding", "einsum", "dot", "rnn", "lstm", "gru", "attention")
+RANDOM_OPERATIONS = ("rand", "normal", "bernoulli", "multinomial", "dropout", "exponential", "uniform")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A legal cut: before the `position`-th ordered node; `before` are the ids of the parameters used until there."""
+
+    position: int
+    before: frozenset[int]
+
+
+class Flow:
+    """A traced graph, sorted into what depends on the data and what does not.
+
+    Nodes that depend on neither the data nor on chance (weights, masks, position numbers, sizes) are `static`: every
+    piece that needs one computes it for itself, so they never cross a cut. All others are `ordered`, and a cut lies
+    between two of them.
+    """
+
+    def __init__(self, trace: Trace, module: nn.Module, example: Tensor) -> None:
+        self.graph = trace.graph
+        self.root = StateRoot(module, trace)
+        self.values = tuple(_record(self.root, trace.graph, with_batch(example, size)) for size in BATCHES)
+        self.nodes: list[fx.Node] = list(trace.graph.nodes)
+        self.placeholder = next(node for node in self.nodes if node.op == "placeholder")
+        self.data = self._data_nodes()
+        self.static = self._static_nodes()
+        body = [node for node in self.nodes if node.op not in ("placeholder", "output")]
+        self.ordered = [node for node in body if node not in self.static]
+        self.output = self._output()
+        self._index = {node: k for k, node in enumerate(self.ordered)}
+        self._index[self.placeholder] = -1
+        self._index[self.nodes[-1]] = len(self.ordered)  # the graph's output node uses what the model returns
+        self._used = [self._parameters(node) for node in self.ordered]
+        self._mutable = [self._running_state(node) for node in self.ordered]
+
+    def crossing(self, position: int) -> list[fx.Node]:
+        """Return the nodes before `position` whose values are used at or after it."""
+        before = [self.placeholder, *self.ordered[:position]]
+        return [node for node in before if any(self._index.get(user, -1) >= position for user in node.users)]
+
+    def is_legal(self, position: int) -> bool:
+        """Whether one tensor, with the batch as its first dimension, crosses and both sides share no state."""
+        if self.ordered[position - 1] not in self.data:
+            return False  # an update of state alone, such as batch-norm's counter, goes with the operation after it
+        crossing = self.crossing(position)
+        if len(crossing) != 1 or crossing[0] is self.placeholder or not self._is_batch(crossing[0]):
+            return False
+        if any(mutates(user, crossing[0], self.root) for user in crossing[0].users if self._index.get(user, -1) >= position):
+            return False
+        if self.shared(position):
+            return False
+        later = {query for node in self.ordered[position:] for query in self.queries(node)}
+        return all(self._has_stand_in(query) for query in later if self._source_before(query, position))
+
+    def shared(self, position: int) -> set[int]:
+        """Return the ids of parameters and running statistics used on both sides of `position`."""
+        state = [used | mutable for used, mutable in zip(self._used, self._mutable, strict=True)]
+        return set().union(*state[:position]) & set().union(*state[position:])
+
+    def used(self, start: int, stop: int) -> frozenset[int]:
+        """Return the ids of the parameters that ordered nodes `start`..`stop`-1 use."""
+        return frozenset[int]().union(*self._used[start:stop])
+
+    def starts(self, whole_modules: bool) -> list[int]:
+        """Return the positions at which a layer begins."""
+        return [k for k, node in enumerate(self.ordered) if whole_modules or self._begins_layer(node)]
+
+    def owner(self, position: int) -> str:
+        """Return the dotted name of the module whose weight makes ordered node `position` a layer."""
+        node = self.ordered[position]
+        if node.op == "call_module":
+            return str(node.target)
+        weights = [str(n.target) for n in self.static_inputs(node) if n.op == "get_attr" and self._is_weight(n)]
+        return weights[0].rpartition(".")[0] or weights[0]
+
+    def static_inputs(self, node: fx.Node) -> list[fx.Node]:
+        """Return the static nodes that `node` needs, each after those it needs itself."""
+        found: dict[fx.Node, None] = {}
+
+        def visit(current: fx.Node) -> None:
+            for source in current.all_input_nodes:
+                if source in self.static and source not in found:
+                    visit(source)
+                    found[source] = None
+
+        visit(node)
+        return list(found)
+
+    def queries(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield the static nodes that `node` needs and that ask for a size, dtype or device of the data."""
+        for static in self.static_inputs(node):
+            if any(source not in self.static for source in static.all_input_nodes):
+                yield static
+
+    def stand_in(self, query: fx.Node) -> Any:
+        """Return what stands for `query` in a piece that has only the crossing tensor.
+
+        In the answer a `PerSample` stands for so many times the batch size, an `InputDevice` for the input's device.
+        """
+        return _stand_in(self.values[0][query], self.values[1][query])
+
+    def _has_stand_in(self, query: fx.Node) -> bool:
+        try:
+            self.stand_in(query)
+        except _NoStandIn:
+            return False
+        return True
+
+    def _data_nodes(self) -> set[fx.Node]:
+        data = {self.placeholder}
+        for node in self.nodes:
+            if any(source in data for source in node.all_input_nodes) and _has_tensor(self.values[0].get(node)):
+                data.add(node)
+        return data
+
+    def _static_nodes(self) -> set[fx.Node]:
+        static: set[fx.Node] = set()
+        for node in self.nodes:
+            if node.op == "get_attr":
+                static.add(node)
+            elif node.op in ("call_function", "call_method") and node not in self.data and self._is_pure(node):
+                chance = any(source not in static and source not in self.data for source in node.all_input_nodes)
+                if not chance:
+                    static.add(node)
+        return static
+
+    def _is_pure(self, node: fx.Node) -> bool:
+        if any(word in operation(node) for word in RANDOM_OPERATIONS):
+            return False
+        changed = [user for user in node.users if mutates(user, node, self.root)]
+        return not changed and not any(mutates(node, source, self.root) for source in node.all_input_nodes)
+
+    def _output(self) -> fx.Node:
+        returned = [node for node in self.nodes[-1].all_input_nodes if node in self.data]
+        if len(returned) != 1 or not isinstance(self.values[0][returned[0]], Tensor):
+            names = ", ".join(repr(node.name) for node in returned) or "none that depends on the input"
+            problem = f"returns {len(returned)} tensors ({names}), and a split model returns one"
+            raise InvalidInput("model", problem, f"Wrap the model so that it returns its logits only. {EXPLICIT}")
+        return returned[0]
+
+    def _begins_layer(self, node: fx.Node) -> bool:
+        if node not in self.data:
+            return False
+        if node.op == "call_module":
+            leaf = self.root.get_submodule(str(node.target))
+            weights = [tensor for tensor in leaf.parameters() if tensor.dim() >= 2]
+            return bool(weights) and not isinstance(leaf, NORMS)
+        weighs = any(word in operation(node) for word in WEIGHT_OPERATIONS)
+        return weighs and any(self._is_weight(source) for source in self.static_inputs(node) if source.op == "get_attr")
+
+    def _is_weight(self, node: fx.Node) -> bool:
+        value = resolve(self.root, str(node.target))
+        return isinstance(value, nn.Parameter) and value.dim() >= 2
+
+    def _parameters(self, node: fx.Node) -> frozenset[int]:
+        held = [*self.static_inputs(node), node]
+        tensors = [tensor for source in held for tensor in self.root.parameters_of(source)]
+        return frozenset(id(tensor) for tensor in tensors)
+
+    def _running_state(self, node: fx.Node) -> frozenset[int]:
+        """Return the ids of the buffers that running `node` may change."""
+        if node.op == "call_module":
+            return frozenset(id(tensor) for tensor in self.root.get_submodule(str(node.target)).buffers())
+        changed = [n for n in node.all_input_nodes if n.op == "get_attr" and mutates(node, n, self.root)]
+        return frozenset(id(resolve(self.root, str(n.target))) for n in changed)
+
+    def _is_batch(self, node: fx.Node) -> bool:
+        values = [recorded[node] for recorded in self.values]
+        return all(isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b for v, b in zip(values, BATCHES, strict=True))
+
+    def _source_before(self, query: fx.Node, position: int) -> bool:
+        return any(self._index[source] < position for source in query.all_input_nodes if source not in self.static)
+
+
+def find_cuts(flow: Flow, starts: Sequence[int]) -> list[Cut]:
+    """Return the last legal cut between each two layers that begin at `starts`, where there is one."""
+    cuts = []
+    for start, following in zip(starts, starts[1:], strict=False):
+        legal = next((p for p in range(following, start, -1) if flow.is_legal(p)), None)
+        if legal is not None:
+            cuts.append(Cut(legal, flow.used(0, legal)))
+    return cuts
+
+
+def with_batch(example: Tensor, size: int) -> Tensor:
+    """Return `size` copies of the example's first sample."""
+    return example[:1].expand(size, *example.shape[1:]).clone()
+
+
+def operation(node: fx.Node) -> str:
+    """Return the plain name of what `node` calls: `aten.conv2d.default` and `F.conv2d` are both `conv2d`."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target.overloadpacket.__name__)
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def mutates(node: fx.Node, argument: fx.Node, root: nn.Module) -> bool:
+    """Whether `node` changes the tensor `argument` in place."""
+    if node.op == "call_module":
+        return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
+    if isinstance(node.target, torch._ops.OpOverload):
+        if operation(node) in ("batch_norm", "instance_norm"):  # its schema does not tell that it updates the statistics
+            return argument in node.args[3:5]
+        schema = node.target._schema.arguments
+        return any(
+            spec.alias_info is not None and spec.alias_info.is_write and value is argument
+            for spec, value in zip(schema, node.args, strict=False)
+        ) and operation(node) != "detach_"
+    name = operation(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return bool(node.kwargs.get("inplace")) or (in_place and bool(node.args) and node.args[0] is argument)
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """Stands for `times` the batch size."""
+
+    times: int
+
+
+@dataclass(frozen=True)
+class InputDevice:
+    """Stands for the device of the piece's input."""
+
+
+class _NoStandIn(Exception):
+    """A value that cannot be told from the crossing tensor alone."""
+
+
+def _stand_in(two: Any, three: Any) -> Any:
+    if isinstance(two, torch.device):
+        return InputDevice()
+    if isinstance(two, tuple):
+        if len(two) != len(three):
+            raise _NoStandIn
+        return tuple(_stand_in(a, b) for a, b in zip(two, three, strict=True))
+    if two == three and isinstance(two, int | float | str | bool | torch.dtype | None):
+        return two
+    if isinstance(two, int) and isinstance(three, int) and two == BATCHES[0] * (three - two):
+        return PerSample(three - two)
+    raise _NoStandIn
+
+
+def _has_tensor(value: Any) -> bool:
+    found: list[bool] = []
+    map_aggregate(value, lambda part: found.append(isinstance(part, Tensor)))
+    return any(found)
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and keeps the value of every node."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self.extra_traceback = False
+        self.last: fx.Node | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.last = n
+        return super().run_node(n)
+
+
+class _Run(nn.Module):
+    """Runs a graph over a root whose state functional_call replaces by tensors without memory."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        super().__init__()
+        self.root = root
+        self.recorder = [_Recorder(root, graph)]  # in a list: not a submodule
+
+    def forward(self, x: Tensor) -> dict[fx.Node, Any]:
+        self.recorder[0].run(x)
+        return self.recorder[0].env
+
+
+def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> dict[fx.Node, Any]:
+    """Run the graph on the meta device: shapes without work, and without touching the model's state."""
+    run = _Run(root, graph)
+    state = {name: tensor.to("meta") for name, tensor in [*run.named_parameters(), *run.named_buffers()]}
+    try:
+        with torch.no_grad():
+            recorded: dict[fx.Node, Any] = torch.func.functional_call(run, state, (example.to("meta"),))
+    except Exception as error:
+        node = run.recorder[0].last
+        problem = f"fails at node {node.name if node else '?'!r} when the batch has {example.shape[0]} samples"
+        raise InvalidInput("model", f"{problem} ({first_line(error)})", EXPLICIT) from error
+    return recorded
