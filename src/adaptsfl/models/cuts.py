@@ -7,6 +7,7 @@ a cut after it is legal.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -69,7 +70,9 @@ class Flow:
         crossing = self.crossing(position)
         if len(crossing) != 1 or crossing[0] is self.placeholder or not self._is_batch(crossing[0]):
             return False
-        if any(mutates(user, crossing[0], self.root) for user in crossing[0].users if self._index.get(user, -1) >= position):
+        if any(
+            mutates(user, crossing[0], self.root) for user in crossing[0].users if self._index.get(user, -1) >= position
+        ):
             return False
         if self.shared(position):
             return False
@@ -190,7 +193,9 @@ class Flow:
 
     def _is_batch(self, node: fx.Node) -> bool:
         values = [recorded[node] for recorded in self.values]
-        return all(isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b for v, b in zip(values, BATCHES, strict=True))
+        return all(
+            isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b for v, b in zip(values, BATCHES, strict=True)
+        )
 
     def _source_before(self, query: fx.Node, position: int) -> bool:
         return any(self._index[source] < position for source in query.all_input_nodes if source not in self.static)
@@ -199,7 +204,7 @@ class Flow:
 def find_cuts(flow: Flow, starts: Sequence[int]) -> list[Cut]:
     """Return the last legal cut between each two layers that begin at `starts`, where there is one."""
     cuts = []
-    for start, following in zip(starts, starts[1:], strict=False):
+    for start, following in pairwise(starts):
         legal = next((p for p in range(following, start, -1) if flow.is_legal(p)), None)
         if legal is not None:
             cuts.append(Cut(legal, flow.used(0, legal)))
@@ -223,13 +228,19 @@ def mutates(node: fx.Node, argument: fx.Node, root: nn.Module) -> bool:
     if node.op == "call_module":
         return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
     if isinstance(node.target, torch._ops.OpOverload):
-        if operation(node) in ("batch_norm", "instance_norm"):  # its schema does not tell that it updates the statistics
+        if operation(node) in (
+            "batch_norm",
+            "instance_norm",
+        ):  # its schema does not tell that it updates the statistics
             return argument in node.args[3:5]
         schema = node.target._schema.arguments
-        return any(
-            spec.alias_info is not None and spec.alias_info.is_write and value is argument
-            for spec, value in zip(schema, node.args, strict=False)
-        ) and operation(node) != "detach_"
+        return (
+            any(
+                spec.alias_info is not None and spec.alias_info.is_write and value is argument
+                for spec, value in zip(schema, node.args, strict=False)
+            )
+            and operation(node) != "detach_"
+        )
     name = operation(node)
     in_place = name.endswith("_") and not name.endswith("__")
     return bool(node.kwargs.get("inplace")) or (in_place and bool(node.args) and node.args[0] is argument)

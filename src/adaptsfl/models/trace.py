@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
 
 from adaptsfl.errors import InvalidInput
+from adaptsfl.models.export import export_graph
 
 EXPLICIT = "Pass the layers yourself: split(model, example_input, layers=[model.stem, *model.blocks, model.head])"
 _INNER = "inner"
@@ -118,10 +118,14 @@ def is_sequence(module: nn.Module) -> bool:
 def check_one_input(module: nn.Module) -> None:
     """Refuse a model that needs more than one input."""
     parameters = list(inspect.signature(module.forward).parameters.values())
-    required = [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     if len(required) > 1:
         problem = f"{type(module).__name__}.forward needs {len(required)} inputs ({', '.join(required)})"
-        raise InvalidInput("model", problem, f"A split model takes one tensor: wrap the model so that it does. {EXPLICIT}")
+        raise InvalidInput(
+            "model", problem, f"A split model takes one tensor: wrap the model so that it does. {EXPLICIT}"
+        )
 
 
 @contextmanager
@@ -165,32 +169,11 @@ def _trace_fx(module: nn.Module) -> Trace:
 
 
 def _trace_export(module: nn.Module, example: Tensor) -> Trace:
-    batch = torch.export.Dim.DYNAMIC
     try:
-        program = torch.export.export(_OneInput(module), (example,), dynamic_shapes=({0: batch},), strict=False)
-        exported = program.module()
+        exported = export_graph(_OneInput(module), example)
     except Exception as error:
         raise _Untraceable(f"torch.export stopped ({first_line(error)})") from error
-    graph = exported.graph
-    for node in reversed(list(graph.nodes)):
-        name = str(node.target)
-        if not node.users and ("_guards_fn" in name or "_assert" in name or "sym_constrain" in name):
-            graph.erase_node(node)
-    _free_device(graph, example.device)
-    return _with_original_names(graph, exported, module)
-
-
-def _free_device(graph: fx.Graph, device: torch.device) -> None:
-    """Let tensors that the graph creates follow the input's device; export writes the traced one down."""
-    placeholder = next(node for node in graph.nodes if node.op == "placeholder")
-    with graph.inserting_after(placeholder):
-        where = graph.call_function(getattr, (placeholder, "device"))
-    for node in graph.nodes:
-        if node is not where:
-            node.args = map_aggregate(node.args, lambda value: where if value == device else value)
-            node.kwargs = map_aggregate(node.kwargs, lambda value: where if value == device else value)
-    if not where.users:
-        graph.erase_node(where)
+    return _with_original_names(exported.graph, exported, module)
 
 
 def _with_original_names(graph: fx.Graph, root: nn.Module, module: nn.Module) -> Trace:
