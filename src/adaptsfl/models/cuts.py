@@ -5,7 +5,7 @@ has no such weight (activation, pooling, normalisation, flattening, dropout) bel
 a cut after it is legal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.nn.modules.batchnorm import _NormBase
 
 from adaptsfl.errors import InvalidInput
-from adaptsfl.models.state import StateRoot
+from adaptsfl.models.state import StateRoot, parameters_of
 from adaptsfl.models.trace import EXPLICIT, Trace, first_line, resolve
 
 BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
@@ -56,33 +56,24 @@ class Flow:
         self._index[self.placeholder] = -1
         self._index[self.nodes[-1]] = len(self.ordered)  # the graph's output node uses what the model returns
         self._used = [self._parameters(node) for node in self.ordered]
-        self._mutable = [self._running_state(node) for node in self.ordered]
+        self._last_use = {node: self._last(node.users) for node in [self.placeholder, *self.ordered]}
+        self._blocked = self._blocked_positions()
 
     def crossing(self, position: int) -> list[fx.Node]:
         """Return the nodes before `position` whose values are used at or after it."""
         before = [self.placeholder, *self.ordered[:position]]
-        return [node for node in before if any(self._index.get(user, -1) >= position for user in node.users)]
+        return [node for node in before if self._last_use[node] >= position]
 
     def is_legal(self, position: int) -> bool:
         """Whether one tensor, with the batch as its first dimension, crosses and both sides share no state."""
-        if self.ordered[position - 1] not in self.data:
+        if self._blocked[position] or self.ordered[position - 1] not in self.data:
             return False  # an update of state alone, such as batch-norm's counter, goes with the operation after it
         crossing = self.crossing(position)
-        if len(crossing) != 1 or crossing[0] is self.placeholder or not self._is_batch(crossing[0]):
-            return False
-        if any(
-            mutates(user, crossing[0], self.root) for user in crossing[0].users if self._index.get(user, -1) >= position
-        ):
-            return False
-        if self.shared(position):
-            return False
-        later = {query for node in self.ordered[position:] for query in self.queries(node)}
-        return all(self._has_stand_in(query) for query in later if self._source_before(query, position))
+        return len(crossing) == 1 and crossing[0] is not self.placeholder and self._is_batch(crossing[0])
 
-    def shared(self, position: int) -> set[int]:
-        """Return the ids of parameters and running statistics used on both sides of `position`."""
-        state = [used | mutable for used, mutable in zip(self._used, self._mutable, strict=True)]
-        return set().union(*state[:position]) & set().union(*state[position:])
+    def shared(self, position: int) -> frozenset[int]:
+        """Return the ids of the parameters used on both sides of `position`."""
+        return self.used(0, position) & self.used(position, len(self.ordered))
 
     def used(self, start: int, stop: int) -> frozenset[int]:
         """Return the ids of the parameters that ordered nodes `start`..`stop`-1 use."""
@@ -113,25 +104,12 @@ class Flow:
         visit(node)
         return list(found)
 
-    def queries(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the static nodes that `node` needs and that ask for a size, dtype or device of the data."""
-        for static in self.static_inputs(node):
-            if any(source not in self.static for source in static.all_input_nodes):
-                yield static
-
     def stand_in(self, query: fx.Node) -> Any:
         """Return what stands for `query` in a piece that has only the crossing tensor.
 
         In the answer a `PerSample` stands for so many times the batch size, an `InputDevice` for the input's device.
         """
         return _stand_in(self.values[0][query], self.values[1][query])
-
-    def _has_stand_in(self, query: fx.Node) -> bool:
-        try:
-            self.stand_in(query)
-        except _NoStandIn:
-            return False
-        return True
 
     def _data_nodes(self) -> set[fx.Node]:
         data = {self.placeholder}
@@ -181,7 +159,7 @@ class Flow:
 
     def _parameters(self, node: fx.Node) -> frozenset[int]:
         held = [*self.static_inputs(node), node]
-        tensors = [tensor for source in held for tensor in self.root.parameters_of(source)]
+        tensors = [tensor for source in held for tensor in parameters_of(self.root, source)]
         return frozenset(id(tensor) for tensor in tensors)
 
     def _running_state(self, node: fx.Node) -> frozenset[int]:
@@ -197,8 +175,41 @@ class Flow:
             isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b for v, b in zip(values, BATCHES, strict=True)
         )
 
-    def _source_before(self, query: fx.Node, position: int) -> bool:
-        return any(self._index[source] < position for source in query.all_input_nodes if source not in self.static)
+    def _last(self, users: Iterable[fx.Node]) -> int:
+        return max((self._index.get(user, -1) for user in users), default=-1)
+
+    def _blocked_positions(self) -> list[bool]:
+        """Return for every position whether something that both sides need could not be there twice.
+
+        That is a parameter or running statistic, a tensor that is changed in place, or a size that neither is constant
+        nor follows the batch.
+        """
+        state: dict[int, list[int]] = {}
+        blocked = [False] * (len(self.ordered) + 1)
+
+        def block(first: int, last: int) -> None:
+            blocked[first + 1 : last + 1] = [True] * (last - first)
+
+        for k, node in enumerate(self.ordered):
+            for key in self._used[k] | self._running_state(node):
+                state.setdefault(key, []).append(k)
+            for source in node.all_input_nodes:
+                if source in self._index and mutates(node, source, self.root):
+                    block(self._index[source], k)
+            for query in self._unanswerable(node):
+                block(min(self._index[source] for source in query.all_input_nodes if source in self._index), k)
+        for uses in state.values():
+            block(uses[0], uses[-1])
+        return blocked
+
+    def _unanswerable(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield the questions about data (a size, say) that `node` depends on and that nothing stands in for."""
+        for static in self.static_inputs(node):
+            if any(source not in self.static for source in static.all_input_nodes):
+                try:
+                    self.stand_in(static)
+                except _NoStandIn:
+                    yield static
 
 
 def find_cuts(flow: Flow, starts: Sequence[int]) -> list[Cut]:

@@ -33,20 +33,21 @@ class Piece(nn.Module):
 
     def __init__(self, module: nn.Module, steps: Sequence[Step]) -> None:
         super().__init__()
-        self.steps = tuple(steps)
-        for step in steps:
-            attach(self, module, step.targets, step.constants)
+        self._layer_steps = tuple(steps)
+        names = dict.fromkeys(name for step in steps for name in step.targets)
+        constants = {name: value for step in steps for name, value in step.constants.items()}
+        attach(self, module, names, constants)
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layers in order."""
-        for step in self.steps:
+        for step in self._layer_steps:
             x = (step.training if self.training else step.evaluating)(self, x)
         return x
 
     def extra_repr(self) -> str:
         """Name the layers, for people."""
-        return ", ".join(step.name for step in self.steps)
+        return ", ".join(step.name for step in self._layer_steps)
 
 
 @dataclass(frozen=True)

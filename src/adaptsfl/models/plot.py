@@ -8,7 +8,7 @@ from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.errors import InvalidInput
 
 SUFFIXES = (".png", ".svg")
-BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # told apart by colour-blind readers too
+BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"  # told apart by colour-blind readers too
 WIDTH_PER_CUT, LEAST_WIDTH, MOST_WIDTH = 0.42, 6.0, 20.0
 
 
@@ -32,7 +32,7 @@ def plot_cuts(costs: CutCosts, path: str | Path, *, title: str = "") -> Path:
     work.yaxis.set_major_formatter(EngFormatter(sep=" "))
     traffic.plot(cuts, costs.activation_bits / BITS_PER_BYTE, "o-", color=GREEN, label="activations, per sample")
     model_bytes = costs.client_model_bits / BITS_PER_BYTE
-    traffic.plot(cuts, model_bytes, "s--", color=BLUE, label="device's layers, per aggregation")
+    traffic.plot(cuts, model_bytes, "s--", color=PINK, label="device's layers, per aggregation")
     traffic.set_yscale("log")
     traffic.set_ylabel("traffic each way\n(bytes)")
     traffic.yaxis.set_major_formatter(EngFormatter(unit="B", sep=" "))

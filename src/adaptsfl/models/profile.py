@@ -112,7 +112,7 @@ def _measure_piece(piece: Piece, x: Tensor, seen: dict[int, Tensor]) -> tuple[_M
         output = torch.func.functional_call(piece, state, (x,))
     with FlopCounterMode(display=False) as backward:
         wanted = [tensor for tensor in [x, *state.values()] if tensor.requires_grad]
-        if wanted:
+        if output.requires_grad:
             torch.autograd.grad(output, wanted, torch.ones_like(output), allow_unused=True)
     saved = sum(seen[key].untyped_storage().nbytes() for key in seen.keys() - before)
     one = _Measured(forward.get_total_flops(), backward.get_total_flops(), saved, output.numel(), output.requires_grad)
@@ -142,13 +142,10 @@ def _state(model: SplitModel, kept: int) -> tuple[list[int], list[int]]:
     bits, sizes = [], []
     counted: set[int] = set()
     for piece in model.pieces:
-        averaged = held = 0
-        for tensor in piece.state_dict(keep_vars=True).values():
-            if id(tensor) not in counted and tensor.is_floating_point():
-                averaged += BITS_PER_BYTE * tensor.nbytes
-                counted.add(id(tensor))
-        for tensor in [*piece.parameters(), *piece.buffers()]:
-            held += tensor.nbytes * (2 + kept if tensor.requires_grad else 1)
-        bits.append(averaged)
-        sizes.append(held)
+        saved = {id(tensor) for tensor in piece.state_dict(keep_vars=True).values()}
+        new = {id(tensor): tensor for tensor in [*piece.parameters(), *piece.buffers()] if id(tensor) not in counted}
+        averaged = [tensor for key, tensor in new.items() if key in saved and tensor.is_floating_point()]
+        bits.append(sum(BITS_PER_BYTE * tensor.nbytes for tensor in averaged))
+        sizes.append(sum(tensor.nbytes * (2 + kept if tensor.requires_grad else 1) for tensor in new.values()))
+        counted |= new.keys()
     return bits, sizes

@@ -12,7 +12,17 @@ from adaptsfl import checks
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models.cuts import Flow, find_cuts, with_batch
 from adaptsfl.models.pieces import Piece, Segment, Step, make_step
-from adaptsfl.models.trace import EXPLICIT, Traces, first_line, mode, resolve, trace, trace_layers
+from adaptsfl.models.trace import (
+    EXPLICIT,
+    Traces,
+    check_one_input,
+    first_line,
+    mode,
+    required_inputs,
+    resolve,
+    trace,
+    trace_layers,
+)
 
 Granularity = Literal["layer", "block"]
 CHECKED_BATCH = 2
@@ -107,10 +117,14 @@ def split(
         raise InvalidInput("granularity", f"is {granularity!r}", "Give 'layer' or 'block'")
     example = with_batch(example_input, CHECKED_BATCH)
     if layers is None:
+        check_one_input(module)
+    callable_alone = layers is None or len(required_inputs(module)) <= 1
+    if callable_alone:
         check_example(module, example)
     traces = trace(module, example) if layers is None else trace_layers(module, layers)
     model = SplitModel(module, _steps(module, traces, example, granularity))
-    _verify(model, example, "layers" if layers is not None else "model")
+    if callable_alone:
+        _verify(model, example, "layers" if layers is not None else "model")
     return model
 
 
@@ -203,7 +217,7 @@ def _no_cut(flow: Flow, starts: Sequence[int], module: nn.Module) -> InvalidInpu
     if len(starts) < 2:
         return InvalidInput("model", f"has {len(starts)} layer(s) with weights, so there is no legal cut", EXPLICIT)
     names = {id(tensor): name for name, tensor in module.named_parameters()}
-    shared = set.intersection(*(flow.shared(start) for start in starts[1:]))
+    shared = frozenset.intersection(*(flow.shared(start) for start in starts[1:]))
     tied = [names[key] for key in names if key in shared]
     if tied:
         problem = f"has no legal cut: {tied[0]!r} is used on both sides of every one (tied weights)"

@@ -15,12 +15,13 @@ class StateRoot(nn.Module):
         super().__init__()
         attach(self, module, targets(trace.graph.nodes), trace.constants)
 
-    def parameters_of(self, node: fx.Node) -> list[nn.Parameter]:
-        """Return the parameters that `node` names itself."""
-        if node.op == "call_module":
-            return list(self.get_submodule(str(node.target)).parameters())
-        value = resolve(self, str(node.target)) if node.op == "get_attr" else None
-        return [value] if isinstance(value, nn.Parameter) else []
+
+def parameters_of(root: nn.Module, node: fx.Node) -> list[nn.Parameter]:
+    """Return the parameters in `root` that `node` names itself."""
+    if node.op == "call_module":
+        return list(root.get_submodule(str(node.target)).parameters())
+    value = resolve(root, str(node.target)) if node.op == "get_attr" else None
+    return [value] if isinstance(value, nn.Parameter) else []
 
 
 def targets(nodes: Iterable[fx.Node]) -> list[str]:
@@ -42,7 +43,8 @@ def attach(root: nn.Module, module: nn.Module, names: Iterable[str], constants: 
                 inside.add_module(part, nn.Module())
             inside = inside.get_submodule(part)
         if hasattr(inside, last):
-            continue  # comes with a module that is already here
+            assert getattr(inside, last) is value, f"{name!r} would hide another attribute"
+            continue  # it came with a module that is already here
         if isinstance(value, nn.Module):
             inside.add_module(last, value)
         elif isinstance(value, nn.Parameter):

@@ -76,7 +76,6 @@ def trace(module: nn.Module, example: Tensor) -> Traces:
     """Trace `module`: an nn.Sequential by its children, others by torch.fx, and by torch.export where that fails."""
     if is_sequence(module):
         return _chain(list(_children(module)))
-    check_one_input(module)
     try:
         return _both_modes(module, lambda: _trace_fx(module))
     except _Untraceable as by_fx:
@@ -115,17 +114,19 @@ def is_sequence(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
+def required_inputs(module: nn.Module) -> list[str]:
+    """Return the names of the arguments that the model's forward cannot do without."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
+
+
 def check_one_input(module: nn.Module) -> None:
     """Refuse a model that needs more than one input."""
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    required = [
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    if len(required) > 1:
-        problem = f"{type(module).__name__}.forward needs {len(required)} inputs ({', '.join(required)})"
-        raise InvalidInput(
-            "model", problem, f"A split model takes one tensor: wrap the model so that it does. {EXPLICIT}"
-        )
+    inputs = required_inputs(module)
+    if len(inputs) > 1:
+        problem = f"{type(module).__name__}.forward needs {len(inputs)} inputs ({', '.join(inputs)})"
+        raise InvalidInput("model", problem, f"Wrap the model so that it takes one tensor. {EXPLICIT}")
 
 
 @contextmanager
