@@ -8,7 +8,7 @@ a cut after it is legal.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models.state import StateRoot, parameters_of
-from adaptsfl.models.trace import EXPLICIT, Trace, first_line, resolve
+from adaptsfl.models.trace import EXPLICIT, INNER, Trace, first_line, resolve
 
 BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -138,7 +138,7 @@ class Flow:
     def _output(self) -> fx.Node:
         returned = [node for node in self.nodes[-1].all_input_nodes if node in self.data]
         if len(returned) != 1 or not isinstance(self.values[0][returned[0]], Tensor):
-            names = ", ".join(repr(node.name) for node in returned) or "none that depends on the input"
+            names = ", ".join(repr(label(node)) for node in returned) or "none that depends on the input"
             problem = f"returns {len(returned)} tensors ({names}), and a split model returns one"
             raise InvalidInput("model", problem, f"Wrap the model so that it returns its logits only. {EXPLICIT}")
         return returned[0]
@@ -227,6 +227,11 @@ def with_batch(example: Tensor, size: int) -> Tensor:
     return example[:1].expand(size, *example.shape[1:]).clone()
 
 
+def label(node: fx.Node) -> str:
+    """Return the name of a node for people: without the wrapper it was traced in."""
+    return node.name.removeprefix(f"{INNER}_")
+
+
 def operation(node: fx.Node) -> str:
     """Return the plain name of what `node` calls: `aten.conv2d.default` and `F.conv2d` are both `conv2d`."""
     if isinstance(node.target, torch._ops.OpOverload):
@@ -299,7 +304,7 @@ class _Recorder(fx.Interpreter):
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
         self.extra_traceback = False
-        self.last: fx.Node | None = None
+        self.last = next(iter(graph.nodes))
 
     def run_node(self, n: fx.Node) -> Any:
         self.last = n
@@ -320,14 +325,26 @@ class _Run(nn.Module):
 
 
 def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> dict[fx.Node, Any]:
-    """Run the graph on the meta device: shapes without work, and without touching the model's state."""
+    """Run the graph on the meta device: shapes without work, and without touching the model's state.
+
+    A module that looks at its data cannot run there: then run it for real, on copies of the buffers.
+    """
     run = _Run(root, graph)
-    state = {name: tensor.to("meta") for name, tensor in [*run.named_parameters(), *run.named_buffers()]}
-    try:
-        with torch.no_grad():
-            recorded: dict[fx.Node, Any] = torch.func.functional_call(run, state, (example.to("meta"),))
-    except Exception as error:
-        node = run.recorder[0].last
-        problem = f"fails at node {node.name if node else '?'!r} when the batch has {example.shape[0]} samples"
-        raise InvalidInput("model", f"{problem} ({first_line(error)})", EXPLICIT) from error
-    return recorded
+    buffers = dict(run.named_buffers())
+    state = {name: tensor.to("meta") for name, tensor in [*run.named_parameters(), *buffers.items()]}
+    with torch.no_grad():
+        try:
+            return cast("dict[fx.Node, Any]", torch.func.functional_call(run, state, (example.to("meta"),)))
+        except Exception:
+            copies = {name: tensor.clone() for name, tensor in buffers.items()}
+            try:
+                recorded = torch.func.functional_call(run, copies, (example,))
+            except Exception as error:
+                at = label(run.recorder[0].last)
+                problem = f"fails at node {at!r} when the batch has {example.shape[0]} samples ({first_line(error)})"
+                raise InvalidInput("model", problem, EXPLICIT) from error
+    return {node: map_aggregate(value, _shape_only) for node, value in recorded.items()}
+
+
+def _shape_only(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value

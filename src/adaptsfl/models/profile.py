@@ -1,8 +1,8 @@
 """Measure what every cut of a split model costs: work, payload, memory.
 
 Everything runs on the meta device: shapes flow, nothing is computed, so a model larger than memory can be profiled.
-FLOPs come from torch's own counter. On the meta device it also sees the products inside attention, which it does not
-know in the CPU's fused kernel.
+FLOPs come from torch's own counter. Attention runs as plain products, because the counter does not know the CPU's
+fused kernel and would count it as no work.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from adaptsfl import checks
@@ -57,7 +58,7 @@ def profile(
     checks.whole_number("batch_size", batch_size)
     wire_bits = _lookup("wire_dtype", wire_dtype, WIRE_BITS)
     kept = _lookup("optimizer", optimizer, OPTIMIZER_VALUES)
-    small, large = (_measure(model, with_batch(example_input, size).to("meta")) for size in BATCHES)
+    small, large = (_measure(model, with_batch(example_input, size)) for size in BATCHES)
     model_bits, model_bytes = _state(model, kept)
     both = list(zip(small, large, strict=True))
     saved = np.array([a.saved_bytes + (batch_size - BATCHES[0]) * (b.saved_bytes - a.saved_bytes) for a, b in both])
@@ -81,20 +82,26 @@ def _lookup(field: str, value: str, table: Mapping[str, int]) -> int:
 
 def _measure(model: SplitModel, x: Tensor) -> list[_Measured]:
     """Run every layer forward and backward with one batch, layer after layer."""
-    shape = tuple(x.shape[1:])
+    try:
+        return _measure_on(model, x.to("meta"))
+    except InvalidInput:
+        if x.device.type == "meta":
+            raise
+        return _measure_on(model, x)  # a layer that looks at its data runs on real tensors only
+
+
+def _measure_on(model: SplitModel, x: Tensor) -> list[_Measured]:
+    shape = ", ".join(["batch", *map(str, x.shape[1:])])
     seen: dict[int, Tensor] = {}
     measured = []
     for number, piece in enumerate(model.pieces, start=1):
         try:
-            with mode(piece, True):
+            with mode(piece, True), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
                 one, x = _measure_piece(piece, x, seen)
         except Exception as error:
-            problem = (
-                f"of shape (batch, {', '.join(map(str, shape))}) fails in layer {number} ({model.names[number - 1]})"
-            )
             raise InvalidInput(
                 "example_input",
-                f"{problem}: {first_line(error)}",
+                f"of shape ({shape}) fails in layer {number} ({model.names[number - 1]}): {first_line(error)}",
                 "Give an input of the shape that the model was split with",
             ) from error
         measured.append(one)
@@ -102,10 +109,10 @@ def _measure(model: SplitModel, x: Tensor) -> list[_Measured]:
 
 
 def _measure_piece(piece: Piece, x: Tensor, seen: dict[int, Tensor]) -> tuple[_Measured, Tensor]:
-    state = {
-        name: tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
-        for name, tensor in [*piece.named_parameters(), *piece.named_buffers()]
-    }
+    state = {name: tensor.detach().to(x.device) for name, tensor in piece.named_parameters()}
+    for name, tensor in piece.named_parameters():
+        state[name].requires_grad_(tensor.requires_grad)
+    state |= {name: tensor.detach().clone().to(x.device) for name, tensor in piece.named_buffers()}
     before = set(seen)
     own = {_storage(tensor) for tensor in state.values()}
     with FlopCounterMode(display=False) as forward, _saving(seen, own):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput
-from adaptsfl.models.cuts import Flow, find_cuts, with_batch
+from adaptsfl.models.cuts import Flow, find_cuts, label, with_batch
 from adaptsfl.models.pieces import Piece, Segment, Step, make_step
 from adaptsfl.models.trace import (
     EXPLICIT,
@@ -26,6 +26,8 @@ from adaptsfl.models.trace import (
 
 Granularity = Literal["layer", "block"]
 CHECKED_BATCH = 2
+ROUNDING_FLOOR = 1e-5  # of the largest gradient's norm
+GRADIENT_TOLERANCE = 1e-2  # relative to the gradient's norm: rounding, also in half precision
 
 
 class SplitModel:
@@ -105,8 +107,8 @@ def split(
     """Split `module` into layers (or coarser blocks) that share its parameters.
 
     `example_input` has the batch as its first dimension; its other sizes are those the split model will take.
-    `layers` names the layers in the order they run, for models that cannot be traced. The split model has been run
-    against the original in both modes, bit for bit, before it is returned (except on the meta device).
+    `layers` names the layers in the order they run, for models that cannot be traced. Before it is returned, the split
+    model is run against the original in both modes (not on the meta device, where there are no values).
     """
     if not isinstance(module, nn.Module):
         raise InvalidInput("model", f"is a {type(module).__name__}", "Give a torch.nn.Module")
@@ -222,31 +224,54 @@ def _no_cut(flow: Flow, starts: Sequence[int], module: nn.Module) -> InvalidInpu
     if tied:
         problem = f"has no legal cut: {tied[0]!r} is used on both sides of every one (tied weights)"
         return InvalidInput("model", problem, "Untie them: device and server would train two copies of one weight")
-    crossing = ", ".join(repr(node.name) for node in flow.crossing(starts[1]))
+    crossing = ", ".join(repr(label(node)) for node in flow.crossing(starts[1]))
     between = f"between {flow.owner(starts[0])!r} and {flow.owner(starts[1])!r}"
     problem = f"has no legal cut: one tensor, batch first, would have to cross, but {between} there cross {crossing}"
     return InvalidInput("model", problem, EXPLICIT)
 
 
 def _verify(model: SplitModel, example: Tensor, field: str) -> None:
-    """Run the split model against the original, in both modes and on copies of the buffers, bit for bit."""
+    """Run the split model against the original in both modes, on copies of the buffers.
+
+    Outputs must agree bit for bit. Gradients may round differently, because some models run other kernels when they
+    are exported, but a gradient that is lost or added on the way is found.
+    """
     if example.device.type == "meta":
         return
     whole = model.client(model.layers)
+    parameters = [tensor for tensor in model.module.parameters() if tensor.requires_grad]
     for training in (True, False):
         with mode(model.module, training), mode(whole, training):
-            expected, found = _tensors(_run(model.module, example)), _run(whole, example)
-        if len(expected) != 1 or not torch.equal(torch.nan_to_num(expected[0]), torch.nan_to_num(found)):
+            expected, expected_gradients = _run(model.module, example, parameters)
+            found, found_gradients = _run(whole, example, parameters)
+        same = torch.equal(torch.nan_to_num(expected), torch.nan_to_num(found))
+        if not same or not _near(expected_gradients, found_gradients):
+            what = "gradients" if same else "outputs"
             when = "training" if training else "evaluation"
-            problem = f"run one after the other do not give what the model returns in {when} mode"
-            raise InvalidInput(field, f"the layers {model.names}, {problem}", EXPLICIT)
+            problem = f"run one after the other do not have the model's {what} in {when} mode"
+            raise InvalidInput(field, f"the layers {', '.join(model.names)}, {problem}", EXPLICIT)
 
 
-def _run(module: nn.Module, example: Tensor) -> Any:
+def _run(module: nn.Module, example: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
     buffers = {name: tensor.clone() for name, tensor in module.named_buffers()}
-    with torch.random.fork_rng(), torch.no_grad():
+    with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(0)
-        return torch.func.functional_call(module, buffers, (example,))
+        output = _tensors(torch.func.functional_call(module, buffers, (example,)))[0]
+        if not output.requires_grad or not parameters:
+            return output, []
+        weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
+        return output.detach(), list(torch.autograd.grad((output * weights).sum(), parameters, allow_unused=True))
+
+
+def _near(expected: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> bool:
+    """Whether gradients agree within rounding; one that is zero but for rounding is measured against the others."""
+    if [tensor is None for tensor in expected] != [tensor is None for tensor in found]:
+        return False
+    pairs = [(a, b) for a, b in zip(expected, found, strict=True) if a is not None and b is not None]
+    norms = [float(torch.nan_to_num(a).norm()) for a, _ in pairs]
+    floor = ROUNDING_FLOOR * max(norms, default=0.0)
+    apart = [float(torch.nan_to_num(a - b).norm()) for a, b in pairs]
+    return all(d <= GRADIENT_TOLERANCE * norm + floor for d, norm in zip(apart, norms, strict=True))
 
 
 def _tensors(value: Any) -> list[Tensor]:

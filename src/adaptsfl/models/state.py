@@ -25,16 +25,19 @@ def parameters_of(root: nn.Module, node: fx.Node) -> list[nn.Parameter]:
 
 
 def targets(nodes: Iterable[fx.Node]) -> list[str]:
-    """Return the dotted names that `nodes` look up: modules first, outer before inner, so that attaching finds them."""
-    modules = {str(node.target) for node in nodes if node.op == "call_module"}
-    values = {str(node.target) for node in nodes if node.op == "get_attr"}
-    return [*sorted(modules, key=lambda name: name.count(".")), *sorted(values - modules)]
+    """Return the dotted names of the modules and tensors that `nodes` look up."""
+    return list(dict.fromkeys(str(node.target) for node in nodes if node.op in ("call_module", "get_attr")))
 
 
 def attach(root: nn.Module, module: nn.Module, names: Iterable[str], constants: Mapping[str, Any]) -> None:
-    """Give `root` the parts of `module` that `names` list, and the constants among them; nothing is copied."""
+    """Give `root` the parts of `module` that `names` list, and the constants among them; nothing is copied.
+
+    They come in the order in which `module` has them, so that the keys of a state_dict do too.
+    """
+    parts = [*module.named_modules(remove_duplicate=False), *module.named_parameters(remove_duplicate=False)]
+    rank = {name: k for k, (name, _) in enumerate([*parts, *module.named_buffers(remove_duplicate=False)])}
     persistent = module.state_dict(keep_vars=True).keys()
-    for name in names:
+    for name in sorted(names, key=lambda name: rank.get(name, len(rank))):
         value = constants[name] if name in constants else resolve(module, name)
         holder, _, last = name.rpartition(".")
         inside = root

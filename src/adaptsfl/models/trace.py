@@ -17,7 +17,7 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.models.export import export_graph
 
 EXPLICIT = "Pass the layers yourself: split(model, example_input, layers=[model.stem, *model.blocks, model.head])"
-_INNER = "inner"
+INNER = "inner"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Tracer(fx.Tracer):
     stopped_in: str | None = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name != _INNER and super().is_leaf_module(m, module_qualified_name)
+        return module_qualified_name != INNER and super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -160,9 +160,9 @@ def _trace_fx(module: nn.Module) -> Trace:
         graph = tracer.trace(root)
     except Exception as error:
         nodes = list(tracer.graph.nodes) if hasattr(tracer, "graph") else []
-        where = tracer.stopped_in.removeprefix(_INNER).removeprefix(".") if tracer.stopped_in else ""
+        where = tracer.stopped_in.removeprefix(INNER).removeprefix(".") if tracer.stopped_in else ""
         inside = f"in {where!r}" if where else "in its forward"
-        after = f" after node {nodes[-1].name!r}" if nodes else ""
+        after = f" after node {nodes[-1].name.removeprefix(INNER + '_')!r}" if nodes else ""
         raise _Untraceable(f"torch.fx stopped {inside}{after} ({first_line(error)})") from error
     if any(node.target is torch._C._set_grad_enabled for node in graph.nodes):
         raise _Untraceable("torch.fx cannot keep torch.no_grad() inside forward")
@@ -184,7 +184,7 @@ def _with_original_names(graph: fx.Graph, root: nn.Module, module: nn.Module) ->
         if node.op not in ("get_attr", "call_module"):
             continue
         value = resolve(root, str(node.target))
-        name = str(node.target).removeprefix(f"{_INNER}.")
+        name = str(node.target).removeprefix(f"{INNER}.")
         if _holds(module, name, value):
             node.target = name
         elif isinstance(value, nn.Parameter):
