@@ -11,6 +11,12 @@ from adaptsfl.models import SplitModel
 EveryCut = Callable[[SplitModel, Tensor], None]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Run small tensors on one thread: more would wait for each other, most of all on a busy machine."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def every_cut() -> EveryCut:
     """Assert that device and server, exchanging one tensor each way, do exactly what the unsplit model does."""

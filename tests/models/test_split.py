@@ -255,6 +255,7 @@ def test_an_input_of_the_wrong_shape_names_the_layer() -> None:
     [
         (lambda n, x: (n.a(x), n.b(x)), r"returns 2 tensors \(.*\), and a split model returns one.*logits only"),
         (lambda n, x: n.a(x), r"has 1 layer\(s\) with weights, so there is no legal cut"),
+        (lambda n, x: n.b(n.a(x) * x.max().item()), "cannot run on shapes alone at 'item'"),
         (lambda n, x: x * 2, r"has 0 layer\(s\) with weights"),
         (
             lambda n, x: n.a(x) + n.b(x),

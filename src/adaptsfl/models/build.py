@@ -5,7 +5,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,14 @@ def build(model: str | Callable[..., Any], *, device: str | None = None, **optio
     `options` go to the factory. A factory returns a module, or a module and an example input. With device "meta" the
     model takes no memory: enough to split and profile it.
     """
-    with _importing_from_here(), torch.device(device) if device else _nothing():
+    with _importing_from_here(), torch.device(device) if device else nullcontext():
         if callable(model):
             return _call(getattr(model, "__name__", "factory"), model, options)
         if ":" in model:
             return _call(model, _find(model), options)
         if model not in ZOO:
-            raise _unknown("model", model, list(ZOO), "or package.module:factory of your own")
+            known = ", ".join(ZOO)
+            raise _unknown("model", model, list(ZOO), f"Give one of {known}, or package.module:factory of your own")
         built = _call(model, ZOO[model].factory, options)
         return BuiltModel(built.module, ZOO[model].example(options))
 
@@ -74,18 +75,15 @@ def _find(target: str) -> Callable[..., Any]:
         ) from error
     if not callable(getattr(found, name, None)):
         callables = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
-        raise _unknown(f"model {package}", name, callables, "a function of that module that returns a torch.nn.Module")
+        raise _unknown(f"model {package}", name, callables, "Give a function of it that returns a torch.nn.Module")
     factory: Callable[..., Any] = getattr(found, name)
     return factory
 
 
-def _unknown(field: str, name: str, known: list[str], or_else: str) -> InvalidInput:
+def _unknown(field: str, name: str, known: list[str], remedy: str) -> InvalidInput:
     near = difflib.get_close_matches(name, known, n=1)
-    question = f"; did you mean {near[0]!r}?" if near else ""
-    choice = f"{', '.join(known)}, {or_else}" if field == "model" else or_else
-    return InvalidInput(
-        field, f"has no {name!r}{question}" if field != "model" else f"{name!r} is unknown{question}", f"Give {choice}"
-    )
+    question = f"Did you mean {near[0]!r}? " if near else ""
+    return InvalidInput(field, f"{name!r} is unknown", question + remedy)
 
 
 @contextmanager
@@ -97,8 +95,3 @@ def _importing_from_here() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(here)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

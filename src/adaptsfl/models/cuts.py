@@ -124,8 +124,7 @@ class Flow:
             if node.op == "get_attr":
                 static.add(node)
             elif node.op in ("call_function", "call_method") and node not in self.data and self._is_pure(node):
-                chance = any(source not in static and source not in self.data for source in node.all_input_nodes)
-                if not chance:
+                if all(source in static or source in self.data for source in node.all_input_nodes):
                     static.add(node)
         return static
 
@@ -285,7 +284,7 @@ def _stand_in(two: Any, three: Any) -> Any:
         if len(two) != len(three):
             raise _NoStandIn
         return tuple(_stand_in(a, b) for a, b in zip(two, three, strict=True))
-    if two == three and isinstance(two, int | float | str | bool | torch.dtype | None):
+    if two == three and isinstance(two, int | float | str | torch.dtype | torch.layout | None):
         return two
     if isinstance(two, int) and isinstance(three, int) and two == BATCHES[0] * (three - two):
         return PerSample(three - two)
@@ -327,22 +326,24 @@ class _Run(nn.Module):
 def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> dict[fx.Node, Any]:
     """Run the graph on the meta device: shapes without work, and without touching the model's state.
 
-    A module that looks at its data cannot run there: then run it for real, on copies of the buffers.
+    A module that looks at its data cannot run there. In a chain of whole modules it runs for real instead, on copies
+    of the buffers; in a traced graph a number that came from the data must not pass for a size, so there it is refused.
     """
     run = _Run(root, graph)
+    chain = all(node.op in ("placeholder", "call_module", "output") for node in graph.nodes)
     buffers = dict(run.named_buffers())
     state = {name: tensor.to("meta") for name, tensor in [*run.named_parameters(), *buffers.items()]}
     with torch.no_grad():
         try:
             return cast("dict[fx.Node, Any]", torch.func.functional_call(run, state, (example.to("meta"),)))
-        except Exception:
-            copies = {name: tensor.clone() for name, tensor in buffers.items()}
-            try:
-                recorded = torch.func.functional_call(run, copies, (example,))
-            except Exception as error:
+        except Exception as error:
+            if not chain or example.device.type == "meta":
                 at = label(run.recorder[0].last)
-                problem = f"fails at node {at!r} when the batch has {example.shape[0]} samples ({first_line(error)})"
-                raise InvalidInput("model", problem, EXPLICIT) from error
+                raise InvalidInput(
+                    "model", f"cannot run on shapes alone at {at!r} ({first_line(error)})", EXPLICIT
+                ) from error
+        copies = {name: tensor.clone() for name, tensor in buffers.items()}
+        recorded = torch.func.functional_call(run, copies, (example,))
     return {node: map_aggregate(value, _shape_only) for node, value in recorded.items()}
 
 
