@@ -219,6 +219,8 @@ def test_explicit_layers_of_a_model_with_two_inputs() -> None:
     model = split(module, X, layers=[module.stem, nn.ReLU(), module.head])
     assert model.names == ("stem", "layer_1", "head")
     assert torch.equal(model(X), module.head(module.stem(X).relu()))
+    with pytest.raises(InvalidInput, match="model: fails at 'head'"):
+        split(module, X, layers=[module.stem, nn.Flatten(0), module.head])
 
 
 def test_explicit_layers_must_be_the_model() -> None:

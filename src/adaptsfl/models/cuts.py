@@ -121,11 +121,10 @@ class Flow:
     def _static_nodes(self) -> set[fx.Node]:
         static: set[fx.Node] = set()
         for node in self.nodes:
-            if node.op == "get_attr":
+            computed = node.op in ("call_function", "call_method") and node not in self.data and self._is_pure(node)
+            steady = all(source in static or source in self.data for source in node.all_input_nodes)
+            if node.op == "get_attr" or (computed and steady):
                 static.add(node)
-            elif node.op in ("call_function", "call_method") and node not in self.data and self._is_pure(node):
-                if all(source in static or source in self.data for source in node.all_input_nodes):
-                    static.add(node)
         return static
 
     def _is_pure(self, node: fx.Node) -> bool:
@@ -338,13 +337,17 @@ def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> dict[fx.Node, 
             return cast("dict[fx.Node, Any]", torch.func.functional_call(run, state, (example.to("meta"),)))
         except Exception as error:
             if not chain or example.device.type == "meta":
-                at = label(run.recorder[0].last)
-                raise InvalidInput(
-                    "model", f"cannot run on shapes alone at {at!r} ({first_line(error)})", EXPLICIT
-                ) from error
+                raise _failed("cannot run on shapes alone", run, error) from error
         copies = {name: tensor.clone() for name, tensor in buffers.items()}
-        recorded = torch.func.functional_call(run, copies, (example,))
+        try:
+            recorded = torch.func.functional_call(run, copies, (example,))
+        except Exception as error:
+            raise _failed("fails", run, error) from error
     return {node: map_aggregate(value, _shape_only) for node, value in recorded.items()}
+
+
+def _failed(how: str, run: _Run, error: Exception) -> InvalidInput:
+    return InvalidInput("model", f"{how} at {label(run.recorder[0].last)!r} ({first_line(error)})", EXPLICIT)
 
 
 def _shape_only(value: Any) -> Any:
