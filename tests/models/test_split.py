@@ -228,8 +228,10 @@ def test_explicit_layers_must_be_the_model() -> None:
     assert split(module, X, layers=[module.a, module.b, module.c, module.d]).layers == 4
     with pytest.raises(InvalidInput, match=r"layers: leave out b\.weight, b\.bias, c\.weight and 1 more"):
         split(module, X, layers=[module.a, module.d])
-    with pytest.raises(InvalidInput, match=r"layers\[1\]: is a Linear with parameters that the model does not have"):
+    with pytest.raises(InvalidInput, match=r"layers\[1\]: is a Linear with state, but not a module of the model"):
         split(module, X, layers=[module.a, nn.Linear(4, 4)])
+    with pytest.raises(InvalidInput, match=r"layers\[0\]: is a str"):
+        split(module, X, layers=["a"])  # type: ignore[list-item]
     with pytest.raises(InvalidInput, match="do not have the model's outputs in training mode"):
         split(module, X, layers=[module.b, module.a, module.c, module.d])
 

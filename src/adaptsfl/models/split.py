@@ -150,10 +150,16 @@ def check_example(module: nn.Module, example: Tensor) -> None:
 def _located(module: nn.Module) -> Iterator[list[str]]:
     """Keep the names of the modules that are running, innermost last."""
     stack: list[str] = []
-    hooks = []
-    for name, part in module.named_modules():
-        hooks.append(part.register_forward_pre_hook(lambda _m, _x, name=name: stack.append(name)))
-        hooks.append(part.register_forward_hook(lambda _m, _x, _y: stack.pop() and None))
+    names = {part: name for name, part in module.named_modules()}
+
+    def enter(part: nn.Module, _inputs: Any) -> None:
+        stack.append(names[part])
+
+    def leave(_part: nn.Module, _inputs: Any, _output: Any) -> None:
+        stack.pop()
+
+    hooks = [part.register_forward_pre_hook(enter) for part in names]
+    hooks += [part.register_forward_hook(leave) for part in names]
     try:
         yield stack
     finally:

@@ -92,13 +92,14 @@ def trace_layers(module: nn.Module, layers: Sequence[nn.Module]) -> Traces:
     names = {id(child): name for name, child in module.named_modules()}
     constants: dict[str, Tensor | nn.Module] = {}
     chain: list[str] = []
-    owned = {id(tensor) for tensor in module.parameters()}
     for k, layer in enumerate(layers):
+        if not isinstance(layer, nn.Module):
+            raise InvalidInput(f"layers[{k}]", f"is a {type(layer).__name__}", "Give the model's own modules")
         name = names.get(id(layer))
         if name is None:
-            if any(id(tensor) not in owned for tensor in layer.parameters()):
-                problem = f"is a {type(layer).__name__} with parameters that the model does not have"
-                raise InvalidInput(f"layers[{k}]", problem, "Give the model's own modules, in the order they run")
+            if layer.state_dict():
+                problem = f"is a {type(layer).__name__} with state, but not a module of the model"
+                raise InvalidInput(f"layers[{k}]", problem, "Give the model's own modules, and modules without state")
             name = f"layer_{k}"
             constants[name] = layer
         chain.append(name)
@@ -116,7 +117,10 @@ def is_sequence(module: nn.Module) -> bool:
 
 def required_inputs(module: nn.Module) -> list[str]:
     """Return the names of the arguments that the model's forward cannot do without."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # compiled modules need not tell
+        return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
 
