@@ -1,0 +1,354 @@
+"""Find where a traced model can be cut: between two layers, where one tensor crosses and no weight is shared.
+
+A layer begins at an operation that multiplies or looks up a weight matrix (convolution, linear, embedding, …). What
+has no such weight (activation, pooling, normalisation, flattening, dropout) belongs to the layer before it, as far as
+a cut after it is legal.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+from torch.nn.modules.batchnorm import _NormBase
+
+from adaptsfl.errors import InvalidInput
+from adaptsfl.models.state import StateRoot, parameters_of
+from adaptsfl.models.trace import EXPLICIT, INNER, Trace, first_line, resolve
+
+BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+WEIGHT_OPERATIONS = ("linear", "conv", "mm", "matmul", "embedding", "einsum", "dot", "rnn", "lstm", "gru", "attention")
+RANDOM_OPERATIONS = ("rand", "normal", "bernoulli", "multinomial", "dropout", "exponential", "uniform")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A legal cut: before the `position`-th ordered node; `before` are the ids of the parameters used until there."""
+
+    position: int
+    before: frozenset[int]
+
+
+class Flow:
+    """A traced graph, sorted into what depends on the data and what does not.
+
+    Nodes that depend on neither the data nor on chance (weights, masks, position numbers, sizes) are `static`: every
+    piece that needs one computes it for itself, so they never cross a cut. All others are `ordered`, and a cut lies
+    between two of them.
+    """
+
+    def __init__(self, trace: Trace, module: nn.Module, example: Tensor) -> None:
+        self.graph = trace.graph
+        self.root = StateRoot(module, trace)
+        self.values = tuple(_record(self.root, trace.graph, with_batch(example, size)) for size in BATCHES)
+        self.nodes: list[fx.Node] = list(trace.graph.nodes)
+        self.placeholder = next(node for node in self.nodes if node.op == "placeholder")
+        self.data = self._data_nodes()
+        self.static = self._static_nodes()
+        body = [node for node in self.nodes if node.op not in ("placeholder", "output")]
+        self.ordered = [node for node in body if node not in self.static]
+        self.output = self._output()
+        self._index = {node: k for k, node in enumerate(self.ordered)}
+        self._index[self.placeholder] = -1
+        self._index[self.nodes[-1]] = len(self.ordered)  # the graph's output node uses what the model returns
+        self._used = [self._parameters(node) for node in self.ordered]
+        self._last_use = {node: self._last(node.users) for node in [self.placeholder, *self.ordered]}
+        self._blocked = self._blocked_positions()
+
+    def crossing(self, position: int) -> list[fx.Node]:
+        """Return the nodes before `position` whose values are used at or after it."""
+        before = [self.placeholder, *self.ordered[:position]]
+        return [node for node in before if self._last_use[node] >= position]
+
+    def is_legal(self, position: int) -> bool:
+        """Whether one tensor, with the batch as its first dimension, crosses and both sides share no state."""
+        if self._blocked[position] or self.ordered[position - 1] not in self.data:
+            return False  # an update of state alone, such as batch-norm's counter, goes with the operation after it
+        crossing = self.crossing(position)
+        return len(crossing) == 1 and crossing[0] is not self.placeholder and self._is_batch(crossing[0])
+
+    def shared(self, position: int) -> frozenset[int]:
+        """Return the ids of the parameters used on both sides of `position`."""
+        return self.used(0, position) & self.used(position, len(self.ordered))
+
+    def used(self, start: int, stop: int) -> frozenset[int]:
+        """Return the ids of the parameters that ordered nodes `start`..`stop`-1 use."""
+        return frozenset[int]().union(*self._used[start:stop])
+
+    def starts(self, whole_modules: bool) -> list[int]:
+        """Return the positions at which a layer begins."""
+        return [k for k, node in enumerate(self.ordered) if whole_modules or self._begins_layer(node)]
+
+    def owner(self, position: int) -> str:
+        """Return the dotted name of the module whose weight makes ordered node `position` a layer."""
+        node = self.ordered[position]
+        if node.op == "call_module":
+            return str(node.target)
+        weights = [str(n.target) for n in self.static_inputs(node) if n.op == "get_attr" and self._is_weight(n)]
+        return weights[0].rpartition(".")[0] or weights[0]
+
+    def static_inputs(self, node: fx.Node) -> list[fx.Node]:
+        """Return the static nodes that `node` needs, each after those it needs itself."""
+        found: dict[fx.Node, None] = {}
+
+        def visit(current: fx.Node) -> None:
+            for source in current.all_input_nodes:
+                if source in self.static and source not in found:
+                    visit(source)
+                    found[source] = None
+
+        visit(node)
+        return list(found)
+
+    def stand_in(self, query: fx.Node) -> Any:
+        """Return what stands for `query` in a piece that has only the crossing tensor.
+
+        In the answer a `PerSample` stands for so many times the batch size, an `InputDevice` for the input's device.
+        """
+        return _stand_in(self.values[0][query], self.values[1][query])
+
+    def _data_nodes(self) -> set[fx.Node]:
+        data = {self.placeholder}
+        for node in self.nodes:
+            if any(source in data for source in node.all_input_nodes) and _has_tensor(self.values[0].get(node)):
+                data.add(node)
+        return data
+
+    def _static_nodes(self) -> set[fx.Node]:
+        static: set[fx.Node] = set()
+        for node in self.nodes:
+            computed = node.op in ("call_function", "call_method") and node not in self.data and self._is_pure(node)
+            steady = all(source in static or source in self.data for source in node.all_input_nodes)
+            if node.op == "get_attr" or (computed and steady):
+                static.add(node)
+        return static
+
+    def _is_pure(self, node: fx.Node) -> bool:
+        if any(word in operation(node) for word in RANDOM_OPERATIONS):
+            return False
+        changed = [user for user in node.users if mutates(user, node, self.root)]
+        return not changed and not any(mutates(node, source, self.root) for source in node.all_input_nodes)
+
+    def _output(self) -> fx.Node:
+        returned = [node for node in self.nodes[-1].all_input_nodes if node in self.data]
+        if len(returned) != 1 or not isinstance(self.values[0][returned[0]], Tensor):
+            names = ", ".join(repr(label(node)) for node in returned) or "none that depends on the input"
+            problem = f"returns {len(returned)} tensors ({names}), and a split model returns one"
+            raise InvalidInput("model", problem, f"Wrap the model so that it returns its logits only. {EXPLICIT}")
+        return returned[0]
+
+    def _begins_layer(self, node: fx.Node) -> bool:
+        if node not in self.data:
+            return False
+        if node.op == "call_module":
+            leaf = self.root.get_submodule(str(node.target))
+            weights = [tensor for tensor in leaf.parameters() if tensor.dim() >= 2]
+            return bool(weights) and not isinstance(leaf, NORMS)
+        weighs = any(word in operation(node) for word in WEIGHT_OPERATIONS)
+        return weighs and any(self._is_weight(source) for source in self.static_inputs(node) if source.op == "get_attr")
+
+    def _is_weight(self, node: fx.Node) -> bool:
+        value = resolve(self.root, str(node.target))
+        return isinstance(value, nn.Parameter) and value.dim() >= 2
+
+    def _parameters(self, node: fx.Node) -> frozenset[int]:
+        held = [*self.static_inputs(node), node]
+        tensors = [tensor for source in held for tensor in parameters_of(self.root, source)]
+        return frozenset(id(tensor) for tensor in tensors)
+
+    def _running_state(self, node: fx.Node) -> frozenset[int]:
+        """Return the ids of the buffers that running `node` may change."""
+        if node.op == "call_module":
+            return frozenset(id(tensor) for tensor in self.root.get_submodule(str(node.target)).buffers())
+        changed = [n for n in node.all_input_nodes if n.op == "get_attr" and mutates(node, n, self.root)]
+        return frozenset(id(resolve(self.root, str(n.target))) for n in changed)
+
+    def _is_batch(self, node: fx.Node) -> bool:
+        values = [recorded[node] for recorded in self.values]
+        return all(
+            isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b for v, b in zip(values, BATCHES, strict=True)
+        )
+
+    def _last(self, users: Iterable[fx.Node]) -> int:
+        return max((self._index.get(user, -1) for user in users), default=-1)
+
+    def _blocked_positions(self) -> list[bool]:
+        """Return for every position whether something that both sides need could not be there twice.
+
+        That is a parameter or running statistic, a tensor that is changed in place, or a size that neither is constant
+        nor follows the batch.
+        """
+        state: dict[int, list[int]] = {}
+        blocked = [False] * (len(self.ordered) + 1)
+
+        def block(first: int, last: int) -> None:
+            blocked[first + 1 : last + 1] = [True] * (last - first)
+
+        for k, node in enumerate(self.ordered):
+            for key in self._used[k] | self._running_state(node):
+                state.setdefault(key, []).append(k)
+            for source in node.all_input_nodes:
+                if source in self._index and mutates(node, source, self.root):
+                    block(self._index[source], k)
+            for query in self._unanswerable(node):
+                block(min(self._index[source] for source in query.all_input_nodes if source in self._index), k)
+        for uses in state.values():
+            block(uses[0], uses[-1])
+        return blocked
+
+    def _unanswerable(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield the questions about data (a size, say) that `node` depends on and that nothing stands in for."""
+        for static in self.static_inputs(node):
+            if any(source not in self.static for source in static.all_input_nodes):
+                try:
+                    self.stand_in(static)
+                except _NoStandIn:
+                    yield static
+
+
+def find_cuts(flow: Flow, starts: Sequence[int]) -> list[Cut]:
+    """Return the last legal cut between each two layers that begin at `starts`, where there is one."""
+    cuts = []
+    for start, following in pairwise(starts):
+        legal = next((p for p in range(following, start, -1) if flow.is_legal(p)), None)
+        if legal is not None:
+            cuts.append(Cut(legal, flow.used(0, legal)))
+    return cuts
+
+
+def with_batch(example: Tensor, size: int) -> Tensor:
+    """Return `size` copies of the example's first sample."""
+    return example[:1].expand(size, *example.shape[1:]).clone()
+
+
+def label(node: fx.Node) -> str:
+    """Return the name of a node for people: without the wrapper it was traced in."""
+    return node.name.removeprefix(f"{INNER}_")
+
+
+def operation(node: fx.Node) -> str:
+    """Return the plain name of what `node` calls: `aten.conv2d.default` and `F.conv2d` are both `conv2d`."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target.overloadpacket.__name__)
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def mutates(node: fx.Node, argument: fx.Node, root: nn.Module) -> bool:
+    """Whether `node` changes the tensor `argument` in place."""
+    if node.op == "call_module":
+        return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
+    if isinstance(node.target, torch._ops.OpOverload):
+        if operation(node) in (
+            "batch_norm",
+            "instance_norm",
+        ):  # its schema does not tell that it updates the statistics
+            return argument in node.args[3:5]
+        schema = node.target._schema.arguments
+        return (
+            any(
+                spec.alias_info is not None and spec.alias_info.is_write and value is argument
+                for spec, value in zip(schema, node.args, strict=False)
+            )
+            and operation(node) != "detach_"
+        )
+    name = operation(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return bool(node.kwargs.get("inplace")) or (in_place and bool(node.args) and node.args[0] is argument)
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """Stands for `times` the batch size."""
+
+    times: int
+
+
+@dataclass(frozen=True)
+class InputDevice:
+    """Stands for the device of the piece's input."""
+
+
+class _NoStandIn(Exception):
+    """A value that cannot be told from the crossing tensor alone."""
+
+
+def _stand_in(two: Any, three: Any) -> Any:
+    if isinstance(two, torch.device):
+        return InputDevice()
+    if isinstance(two, tuple):
+        if len(two) != len(three):
+            raise _NoStandIn
+        return tuple(_stand_in(a, b) for a, b in zip(two, three, strict=True))
+    if two == three and isinstance(two, int | float | str | torch.dtype | torch.layout | None):
+        return two
+    if isinstance(two, int) and isinstance(three, int) and two == BATCHES[0] * (three - two):
+        return PerSample(three - two)
+    raise _NoStandIn
+
+
+def _has_tensor(value: Any) -> bool:
+    found: list[bool] = []
+    map_aggregate(value, lambda part: found.append(isinstance(part, Tensor)))
+    return any(found)
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and keeps the value of every node."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self.extra_traceback = False
+        self.last = next(iter(graph.nodes))
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.last = n
+        return super().run_node(n)
+
+
+class _Run(nn.Module):
+    """Runs a graph over a root whose state functional_call replaces by tensors without memory."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        super().__init__()
+        self.root = root
+        self.recorder = [_Recorder(root, graph)]  # in a list: not a submodule
+
+    def forward(self, x: Tensor) -> dict[fx.Node, Any]:
+        self.recorder[0].run(x)
+        return self.recorder[0].env
+
+
+def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> dict[fx.Node, Any]:
+    """Run the graph on the meta device: shapes without work, and without touching the model's state.
+
+    A module that looks at its data cannot run there. In a chain of whole modules it runs for real instead, on copies
+    of the buffers; in a traced graph a number that came from the data must not pass for a size, so there it is refused.
+    """
+    run = _Run(root, graph)
+    chain = all(node.op in ("placeholder", "call_module", "output") for node in graph.nodes)
+    buffers = dict(run.named_buffers())
+    state = {name: tensor.to("meta") for name, tensor in [*run.named_parameters(), *buffers.items()]}
+    with torch.no_grad():
+        try:
+            return cast("dict[fx.Node, Any]", torch.func.functional_call(run, state, (example.to("meta"),)))
+        except Exception as error:
+            if not chain or example.device.type == "meta":
+                raise _failed("cannot run on shapes alone", run, error) from error
+        copies = {name: tensor.clone() for name, tensor in buffers.items()}
+        try:
+            recorded = torch.func.functional_call(run, copies, (example,))
+        except Exception as error:
+            raise _failed("fails", run, error) from error
+    return {node: map_aggregate(value, _shape_only) for node, value in recorded.items()}
+
+
+def _failed(how: str, run: _Run, error: Exception) -> InvalidInput:
+    return InvalidInput("model", f"{how} at {label(run.recorder[0].last)!r} ({first_line(error)})", EXPLICIT)
+
+
+def _shape_only(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value

@@ -1,0 +1,110 @@
+"""The layers of a split model as modules: each runs its part of the traced graph on the original's own state."""
+
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import getitem, mul
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from adaptsfl.models.cuts import Flow, InputDevice, PerSample
+from adaptsfl.models.state import attach, targets
+
+Run = Callable[[nn.Module, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer: how it runs in either mode, on any root that holds what `targets` name."""
+
+    name: str
+    training: Run
+    evaluating: Run
+    targets: tuple[str, ...]
+    constants: Mapping[str, Any]
+
+
+class Piece(nn.Module):
+    """Consecutive layers of a model. Its parameters are the model's own, and so are its state_dict keys.
+
+    `train()` and `eval()` choose between the two traces of the model. A piece without layers returns its input.
+    """
+
+    def __init__(self, module: nn.Module, steps: Sequence[Step]) -> None:
+        super().__init__()
+        self._layer_steps = tuple(steps)
+        names = dict.fromkeys(name for step in steps for name in step.targets)
+        constants = {name: value for step in steps for name, value in step.constants.items()}
+        attach(self, module, names, constants)
+        self.training = module.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layers in order."""
+        for step in self._layer_steps:
+            x = (step.training if self.training else step.evaluating)(self, x)
+        return x
+
+    def extra_repr(self) -> str:
+        """Name the layers, for people."""
+        return ", ".join(step.name for step in self._layer_steps)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The ordered nodes `start`..`stop`-1 of a flow, which become one layer."""
+
+    flow: Flow
+    start: int
+    stop: int
+
+    def graph(self) -> fx.Graph:
+        """Return the segment as a graph of its own, from the tensor that enters to the tensor that leaves."""
+        flow = self.flow
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        env: dict[fx.Node, Any] = {flow.crossing(self.start)[0] if self.start else flow.placeholder: x}
+        for node in flow.ordered[self.start : self.stop]:
+            for static in flow.static_inputs(node):
+                if static not in env:
+                    env[static] = self._copy_static(graph, static, env, x)
+            env[node] = graph.node_copy(node, env.__getitem__)
+        last = flow.crossing(self.stop)[0] if self.stop < len(flow.ordered) else flow.output
+        graph.output(env[last])
+        return graph
+
+    def _copy_static(self, graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], x: fx.Node) -> Any:
+        if all(source in env for source in node.all_input_nodes):
+            return graph.node_copy(node, env.__getitem__)
+        return _build(graph, self.flow.stand_in(node), x)  # asks about a tensor that stayed before the cut
+
+
+def make_step(name: str, training: Segment, evaluating: Segment, constants: Mapping[str, Any]) -> Step:
+    """Compile one layer from its segment of either trace."""
+    train_graph = training.graph()
+    eval_graph = train_graph if evaluating is training else evaluating.graph()
+    run_train = _compile(train_graph, name, "training")
+    run_eval = run_train if eval_graph is train_graph else _compile(eval_graph, name, "evaluating")
+    names = dict.fromkeys([*targets(train_graph.nodes), *targets(eval_graph.nodes)])
+    return Step(name, run_train, run_eval, tuple(names), {key: constants[key] for key in names if key in constants})
+
+
+def _build(graph: fx.Graph, value: Any, x: fx.Node) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_build(graph, part, x) for part in value)
+    if isinstance(value, InputDevice):
+        return graph.call_function(getattr, (x, "device"))
+    if isinstance(value, PerSample):
+        size = graph.call_function(getitem, (graph.call_function(getattr, (x, "shape")), 0))
+        return size if value.times == 1 else graph.call_function(mul, (size, value.times))
+    return value
+
+
+def _compile(graph: fx.Graph, name: str, mode: str) -> Run:
+    code = graph.python_code("self")
+    file = f"<layer {name} {mode} {id(graph):x}>"
+    linecache.cache[file] = (len(code.src), None, code.src.splitlines(keepends=True), file)  # for tracebacks
+    scope = dict(code.globals)
+    exec(compile(code.src, file, "exec"), scope)
+    run: Run = scope["forward"]
+    return run

@@ -1,0 +1,158 @@
+"""Measure what every cut of a split model costs: work, payload, memory.
+
+Everything runs on the meta device: shapes flow, nothing is computed, so a model larger than memory can be profiled.
+FLOPs come from torch's own counter. Attention runs as plain products, because the counter does not know the CPU's
+fused kernel and would count it as no work.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from adaptsfl import checks
+from adaptsfl.costs import BITS_PER_BYTE, CutCosts
+from adaptsfl.errors import InvalidInput
+from adaptsfl.models.cuts import BATCHES, with_batch
+from adaptsfl.models.pieces import Piece
+from adaptsfl.models.split import SplitModel
+from adaptsfl.models.trace import first_line, mode
+
+WireDtype = Literal["float32", "float16", "bfloat16", "int8"]
+Optimizer = Literal["sgd", "momentum", "adam"]
+WIRE_BITS: Mapping[str, int] = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8}
+OPTIMIZER_VALUES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adam": 2}  # numbers kept per parameter
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One layer with one batch."""
+
+    forward_flops: int
+    backward_flops: int
+    saved_bytes: int
+    output_values: int
+    sends_gradient: bool
+
+
+def profile(
+    model: SplitModel,
+    example_input: Tensor,
+    *,
+    batch_size: int,
+    wire_dtype: WireDtype = "float32",
+    optimizer: Optimizer = "sgd",
+) -> CutCosts:
+    """Return the costs of every cut of `model` when it trains with mini-batches of `batch_size`.
+
+    FLOPs are what one more sample adds. The first layer's input needs no gradient, so it costs none. The model that
+    the fed server averages is every parameter and every floating-point buffer that is saved, in its own dtype;
+    `wire_dtype` is what activations and their gradients are sent in.
+    """
+    checks.whole_number("batch_size", batch_size)
+    wire_bits = _lookup("wire_dtype", wire_dtype, WIRE_BITS)
+    kept = _lookup("optimizer", optimizer, OPTIMIZER_VALUES)
+    small, large = (_measure(model, with_batch(example_input, size)) for size in BATCHES)
+    model_bits, model_bytes = _state(model, kept)
+    both = list(zip(small, large, strict=True))
+    saved = np.array([a.saved_bytes + (batch_size - BATCHES[0]) * (b.saved_bytes - a.saved_bytes) for a, b in both])
+    payload = np.array([wire_bits * (b.output_values - a.output_values) for a, b in both])
+    return CutCosts(
+        forward_flops=np.cumsum([b.forward_flops - a.forward_flops for a, b in both]),
+        backward_flops=np.cumsum([b.backward_flops - a.backward_flops for a, b in both]),
+        activation_bits=payload,
+        gradient_bits=payload * [a.sends_gradient for a in small],
+        client_model_bits=np.cumsum(model_bits),
+        memory_bytes=np.cumsum(model_bytes + saved),
+        names=model.names,
+    )
+
+
+def _lookup(field: str, value: str, table: Mapping[str, int]) -> int:
+    if value not in table:
+        raise InvalidInput(field, f"is {value!r}", f"Give one of {', '.join(table)}")
+    return table[value]
+
+
+def _measure(model: SplitModel, x: Tensor) -> list[_Measured]:
+    """Run every layer forward and backward with one batch, layer after layer."""
+    try:
+        return _measure_on(model, x.to("meta"))
+    except InvalidInput:
+        if x.device.type == "meta":
+            raise
+        return _measure_on(model, x)  # a layer that looks at its data runs on real tensors only
+
+
+def _measure_on(model: SplitModel, x: Tensor) -> list[_Measured]:
+    shape = ", ".join(["batch", *map(str, x.shape[1:])])
+    seen: dict[int, Tensor] = {}
+    measured = []
+    for number, piece in enumerate(model.pieces, start=1):
+        try:
+            with mode(piece, True), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+                one, x = _measure_piece(piece, x, seen)
+        except Exception as error:
+            raise InvalidInput(
+                "example_input",
+                f"of shape ({shape}) fails in layer {number} ({model.names[number - 1]}): {first_line(error)}",
+                "Give an input of the shape that the model was split with",
+            ) from error
+        measured.append(one)
+    return measured
+
+
+def _measure_piece(piece: Piece, x: Tensor, seen: dict[int, Tensor]) -> tuple[_Measured, Tensor]:
+    state = {name: tensor.detach().to(x.device) for name, tensor in piece.named_parameters()}
+    for name, tensor in piece.named_parameters():
+        state[name].requires_grad_(tensor.requires_grad)
+    state |= {name: tensor.detach().clone().to(x.device) for name, tensor in piece.named_buffers()}
+    before = set(seen)
+    own = {_storage(tensor) for tensor in state.values()}
+    with FlopCounterMode(display=False) as forward, _saving(seen, own):
+        output = torch.func.functional_call(piece, state, (x,))
+    with FlopCounterMode(display=False) as backward:
+        wanted = [tensor for tensor in [x, *state.values()] if tensor.requires_grad]
+        if output.requires_grad:
+            torch.autograd.grad(output, wanted, torch.ones_like(output), allow_unused=True)
+    saved = sum(seen[key].untyped_storage().nbytes() for key in seen.keys() - before)
+    one = _Measured(forward.get_total_flops(), backward.get_total_flops(), saved, output.numel(), output.requires_grad)
+    return one, output.detach().requires_grad_(output.requires_grad)
+
+
+@contextmanager
+def _saving(seen: dict[int, Tensor], own: set[int]) -> Iterator[None]:
+    """Note what autograd keeps for the backward pass, each storage once, and not the model's own state."""
+
+    def keep(tensor: Tensor) -> Tensor:
+        key = _storage(tensor)
+        if key not in own:
+            seen.setdefault(key, tensor)  # holding the tensor keeps its storage's identity from being used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # tensors on the meta device have no address to compare
+
+
+def _state(model: SplitModel, kept: int) -> tuple[list[int], list[int]]:
+    """Return, per layer, the bits that are averaged and the bytes of parameters, gradients, optimiser and buffers."""
+    bits, sizes = [], []
+    counted: set[int] = set()
+    for piece in model.pieces:
+        saved = {id(tensor) for tensor in piece.state_dict(keep_vars=True).values()}
+        new = {id(tensor): tensor for tensor in [*piece.parameters(), *piece.buffers()] if id(tensor) not in counted}
+        averaged = [tensor for key, tensor in new.items() if key in saved and tensor.is_floating_point()]
+        bits.append(sum(BITS_PER_BYTE * tensor.nbytes for tensor in averaged))
+        sizes.append(sum(tensor.nbytes * (2 + kept if tensor.requires_grad else 1) for tensor in new.values()))
+        counted |= new.keys()
+    return bits, sizes

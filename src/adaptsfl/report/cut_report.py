@@ -1,0 +1,54 @@
+"""Draw what every cut costs, after the paper's Fig. 3(a): computing and communication at each split point."""
+
+from pathlib import Path
+
+import numpy as np
+
+from adaptsfl.costs import BITS_PER_BYTE, CutCosts
+from adaptsfl.errors import InvalidInput
+
+SUFFIXES = (".png", ".svg")
+BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"  # told apart by colour-blind readers too
+WIDTH_PER_CUT, LEAST_WIDTH, MOST_WIDTH = 0.42, 6.0, 20.0
+
+
+def plot_cuts(costs: CutCosts, path: str | Path, *, title: str = "") -> Path:
+    """Write a figure of the device's work and traffic at every cut to `path`, as PNG or SVG by its suffix."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidInput("path", f"is {str(path)!r}", f"Give a file name that ends in {' or '.join(SUFFIXES)}")
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 (an extra: only figures need it)
+        from matplotlib.ticker import EngFormatter  # noqa: PLC0415
+    except ImportError:
+        raise InvalidInput("plot", "needs matplotlib", "Install it: pip install 'adaptsfl[plots]'") from None
+    cuts = np.arange(1, costs.layers + 1)
+    width = min(MOST_WIDTH, max(LEAST_WIDTH, 1.5 + WIDTH_PER_CUT * costs.layers))
+    figure = Figure(figsize=(width, 5.6), layout="constrained")
+    work, traffic = figure.subplots(2, 1, sharex=True)
+    work.bar(cuts, costs.forward_flops, color=BLUE, label="forward")
+    work.bar(cuts, costs.backward_flops, bottom=costs.forward_flops, color=ORANGE, label="backward")
+    work.set_ylabel("device's work\n(FLOPs per sample)")
+    work.yaxis.set_major_formatter(EngFormatter(sep=" "))
+    traffic.plot(cuts, costs.activation_bits / BITS_PER_BYTE, "o-", color=GREEN, label="activations, per sample")
+    model_bytes = costs.client_model_bits / BITS_PER_BYTE
+    traffic.plot(cuts, model_bytes, "s--", color=PINK, label="device's layers, per aggregation")
+    traffic.set_yscale("log")
+    traffic.set_ylabel("traffic each way\n(bytes)")
+    traffic.yaxis.set_major_formatter(EngFormatter(unit="B", sep=" "))
+    traffic.set_xlabel("cut after layer")
+    traffic.set_xticks(cuts, [costs.name(int(cut)) for cut in cuts], rotation=60, ha="right", rotation_mode="anchor")
+    for axes in (work, traffic):
+        axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    if title:
+        figure.suptitle(title)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise InvalidInput(
+            "path", f"{path} cannot be written ({error.strerror})", "Give a file in a folder that exists"
+        ) from None
+    return path
