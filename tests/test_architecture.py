@@ -61,7 +61,7 @@ def test_imports_go_up_the_list_only(path):
         if not name.startswith("adaptsfl."):
             continue
         parts = name.split(".")[1:]
-        target = next((m for m in (".".join(parts[:2]), parts[0]) if m in ORDER), None)
+        target = next((m for k in range(len(parts), 0, -1) if (m := ".".join(parts[:k])) in ORDER), None)
         if target is None:
             continue  # a name of the package itself, such as __version__
         assert ORDER.index(target) < own, f"{module_name(path)} imports {target}, which is not above it"
@@ -71,6 +71,12 @@ def test_the_check_would_notice_a_wrong_import(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from adaptsfl.planner import exact\nimport torch\n")
     assert imports(wrong) == {"adaptsfl.planner.exact", "torch"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_torch_is_imported_from_the_models_room_on_only(path):
+    if ORDER.index(module_name(path)) < ORDER.index("models.zoo.parts"):
+        assert not {name for name in imports(path) if name.startswith("torch")}
 
 
 def test_planning_does_not_import_torch_or_a_milp_solver():

@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -264,4 +265,96 @@ def test_bad_recipes_are_explained(write, addition, message):
 def test_unknown_model_is_explained(write):
     answer = run(write("recipe.toml", RECIPE.replace("vgg16", "vgg61")))
     assert answer.exit_code == 1
-    assert "model.name: is 'vgg61'" in answer.stderr
+    assert "recipe.toml: model: 'vgg61' is unknown. Did you mean 'vgg16'?" in answer.stderr
+
+
+def test_recipe_of_a_model_of_the_users_own(write, tmp_path, monkeypatch):
+    layers = "nn.Linear(4, width), nn.Linear(width, 2)"
+    write("mynets.py", f"from torch import nn\ndef net(width):\n    return nn.Sequential({layers})\n")
+    monkeypatch.chdir(tmp_path)
+    recipe = """
+        model = { name = "mynets:net", options = { width = 8 }, input_shape = [4], granularity = "layer" }
+        convergence = { initial_gap = 1.0, budget = 1.0, drift = { power = 1.0, per_layer = [1e-3, 1e-3] } }
+    """
+    (data,) = lines(run(write("own.toml", recipe), "--json"))
+    assert data["status"] == "optimal"
+    answer = run(write("own.toml", recipe.replace("input_shape = [4], ", "")))
+    assert answer.exit_code == 1
+    assert "own.toml: model.input_shape: is missing, and mynets:net gives no example input" in answer.stderr
+
+
+# ── profile ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def profile(*arguments: str):
+    return CliRunner().invoke(app, ["profile", *arguments])
+
+
+def test_profile_prints_every_cut():
+    answer = profile("resnet18")
+    assert answer.exit_code == 0, answer.output
+    shown = " ".join(answer.stdout.split())
+    assert "10 layers" in shown
+    assert "1 stem 3.54 3.54 262.14" in shown  # MFLOPs forward and backward, kB of activations
+
+
+def test_profile_json_can_be_planned(write):
+    answer = profile("vgg_digits", "--json", "--wire-dtype", "float16", "--option", "width=0.5")
+    problem = changed("cuts", json.loads(answer.stdout))
+    problem["convergence"]["drift"]["per_layer"] = [0.001] * 6
+    assert run(write("digits.json", problem)).exit_code == 0
+
+
+def test_profile_draws_a_figure(tmp_path):
+    answer = profile("vgg_digits", "--plot", str(tmp_path / "cuts.png"))
+    assert answer.exit_code == 0, answer.output
+    assert (tmp_path / "cuts.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vgg61"], "model: 'vgg61' is unknown. Did you mean 'vgg16'?"),
+        (["nowhere.at:all"], "model: nowhere.at:all: importing 'nowhere.at' raised ModuleNotFoundError"),
+        (["badnets:raises"], "model: badnets:raises raised RuntimeError: no weights today"),
+        (["badnets:number"], "model: badnets:number returned a int. Return a torch.nn.Module"),
+        (["badnets:one_layer", "--input-shape", "4"], "model: has 1 layer(s) with weights, so there is no legal cut"),
+        (["badnets:two_layers"], "model.input_shape: is missing"),
+        (
+            ["badnets:two_layers", "--input-shape", "5"],
+            "example_input: of shape (batch, 5) and dtype torch.float32 fails",
+        ),
+        (["badnets:two_layers", "--input-shape", "5"], "in layer '0' (Linear)"),
+        (["badnets:two_layers", "--input-shape", "4,x"], "input-shape: is '4,x'. Give whole numbers"),
+        (["badnets:two_layers", "--input-shape", "-4"], "model.input_shape[0]: is -4"),
+        (["vgg16", "--option", "colour=red"], "model: vgg16 does not take these options"),
+        (["vgg16", "--option", "classes"], "option: is 'classes'. Give KEY=VALUE"),
+        (["vgg16", "--option", "norm=best"], "norm: is 'best'. Give 'none', 'batch' or 'group'"),
+        (["vgg_digits", "--plot", "cuts.bmp"], "path: is 'cuts.bmp'. Give a file name that ends in .png or .svg"),
+    ],
+)
+def test_bad_models_are_explained(write, tmp_path, monkeypatch, arguments, message):
+    write("badnets.py", BAD_NETS)
+    monkeypatch.chdir(tmp_path)  # a factory is found from the working directory
+    monkeypatch.delitem(sys.modules, "badnets", raising=False)
+    answer = profile(*arguments)
+    assert answer.exit_code == 1
+    assert message in answer.stderr
+    assert answer.stdout == ""
+
+
+BAD_NETS = """
+from torch import nn
+
+def raises():
+    raise RuntimeError("no weights today")
+
+def number():
+    return 3
+
+def one_layer():
+    return nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+
+def two_layers():
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+"""

@@ -7,7 +7,7 @@ import pytest
 
 from adaptsfl import paper_costs
 from adaptsfl.errors import InvalidInput
-from adaptsfl.models import plot_cuts
+from adaptsfl.report.cut_report import plot_cuts
 
 COSTS = paper_costs.vgg16(10, 16)
 

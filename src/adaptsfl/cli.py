@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,9 +11,10 @@ import typer
 from rich.console import Console
 
 from adaptsfl import __version__, planner
-from adaptsfl.errors import AdaptSFLError, InfeasiblePlan
-from adaptsfl.loading import load_problem
-from adaptsfl.report import plan_report
+from adaptsfl.config import ModelConfig
+from adaptsfl.errors import AdaptSFLError, InfeasiblePlan, InvalidInput
+from adaptsfl.loading import load_problem, model_costs
+from adaptsfl.report import cut_report, plan_report
 
 app = typer.Typer(
     help="Split federated learning that plans its own cuts and its own aggregation interval.",
@@ -59,12 +61,79 @@ def plan(
         except AdaptSFLError as error:
             failed = True
             message = str(error) if str(file) in str(error) else f"{file}: {error}"
-            Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+            _complain(message)
             if as_json:
                 status = "infeasible" if isinstance(error, InfeasiblePlan) else "error"
                 _print_json({"file": str(file), **_NO_PLAN, "status": status, "error": message})
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Argument(help="A name of the zoo, or package.module:factory of your own.")],
+    option: Annotated[
+        list[str] | None, typer.Option(help="Give the factory an option.", metavar="KEY=VALUE", show_default=False)
+    ] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(help="Shape of one sample, for a factory that gives no example.", metavar="3,32,32")
+    ] = None,
+    input_dtype: Annotated[Literal["float32", "int64"], typer.Option(help="Type of that sample.")] = "float32",
+    granularity: Annotated[Literal["layer", "block"], typer.Option(help="How finely to cut.")] = "layer",
+    batch_size: Annotated[int, typer.Option(help="Mini-batch, for memory.", min=1)] = 16,
+    wire_dtype: Annotated[
+        Literal["float32", "float16", "bfloat16", "int8"], typer.Option(help="What activations are sent in.")
+    ] = "float32",
+    optimizer: Annotated[Literal["sgd", "momentum", "adam"], typer.Option(help="Optimiser, for memory.")] = "sgd",
+    plot: Annotated[Path | None, typer.Option(help="Draw a figure (.png or .svg) too.", metavar="FILE")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as in a problem file's cuts.")] = False,
+) -> None:
+    """Measure what every cut of a model costs: work, traffic and memory."""
+    try:
+        settings = ModelConfig(
+            name=model,
+            options=dict(_key_value(text) for text in option or ()),
+            granularity=granularity,
+            wire_dtype=wire_dtype,
+            input_shape=None if input_shape is None else _shape(input_shape),
+            input_dtype=input_dtype,
+        )
+        costs = model_costs(settings, batch_size, optimizer)
+        if plot is not None:
+            cut_report.plot_cuts(costs, plot, title=model)
+    except AdaptSFLError as error:
+        _complain(str(error))
+        raise typer.Exit(1) from None
+    if as_json:
+        _print_json(cut_report.cut_data(costs))
+    else:
+        title = f"{model}: {costs.layers} layers; work and activations per sample, memory for batches of {batch_size}"
+        Console().print(cut_report.cut_table(title, costs))
+    if plot is not None:
+        Console(stderr=True).print(f"figure saved to {plot}", soft_wrap=True)
+
+
+def _key_value(text: str) -> tuple[str, bool | int | float | str]:
+    """Return `key=value` with the value read as TOML reads it, and as plain text where that fails."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InvalidInput("option", f"is {text!r}", "Give KEY=VALUE, for example --option classes=100")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return key, parsed if isinstance(parsed, bool | int | float) else value
+
+
+def _shape(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise InvalidInput("input-shape", f"is {text!r}", "Give whole numbers, for example 3,32,32") from None
+
+
+def _complain(message: str) -> None:
+    Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 _NO_PLAN: dict[str, Any] = dict.fromkeys(("interval", "cuts", "predicted_time_s", "lower_bound_s", "solve_s"))

@@ -55,10 +55,14 @@ class PlannerConfig(Section):
 
 
 class ModelConfig(Section):
-    """The model whose cuts are planned."""
+    """The model: a name of the zoo, or `package.module:factory` of the user's own, and how it is cut and sent."""
 
     name: str
-    classes: int = 10
+    options: dict[str, bool | int | float | str] = {}
+    granularity: Literal["layer", "block"] = "layer"
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    input_shape: list[int] | None = None  # of one sample, for a factory that gives no example input
+    input_dtype: Literal["float32", "int64"] = "float32"
 
 
 class TrainingConfig(Section):
@@ -66,6 +70,7 @@ class TrainingConfig(Section):
 
     batch_size: int = 16
     learning_rate: float = 5e-4
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
 
 
 class NoiseConfig(Section):

@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from adaptsfl import checks
-from adaptsfl.config import PlannerConfig, ProblemFile, Recipe, load_problem_file, load_recipe
+from adaptsfl.config import ModelConfig, PlannerConfig, ProblemFile, Recipe, load_problem_file, load_recipe
 from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from
 from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet, Server, memory_limits, noise_from, resources_from
-from adaptsfl.paper_costs import PAPER_COSTS
 from adaptsfl.planner import PlanProblem
+
+Optimizer = Literal["sgd", "momentum", "adam"]
 
 
 def load_problem(path: Path) -> PlanProblem:
@@ -30,11 +32,7 @@ def load_problem(path: Path) -> PlanProblem:
 
 def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
     """Return the problem that a recipe poses, with the fleet as measured in that round."""
-    if recipe.model.name not in PAPER_COSTS:
-        raise InvalidInput("model.name", f"is {recipe.model.name!r}", f"Choose one of: {', '.join(PAPER_COSTS)}")
     checks.whole_number("training.batch_size", recipe.training.batch_size)
-    checks.whole_number("model.classes", recipe.model.classes)
-    costs = PAPER_COSTS[recipe.model.name](recipe.model.classes, recipe.training.batch_size)
     with _inside("fleet"):
         resources = resources_from(recipe.fleet)
     with _inside("fleet.noise"):
@@ -42,9 +40,42 @@ def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
     fleet = noise.measure(resources.at(round_), round_)
     with _inside("training"):
         checks.number("learning_rate", recipe.training.learning_rate, positive=True)
+    costs = model_costs(recipe.model, recipe.training.batch_size, recipe.training.optimizer)
     with _inside("convergence"):
         model = model_from(recipe.convergence, recipe.training.learning_rate, fleet.size, costs.layers)
     return _constrained(fleet, costs, model, recipe.training.batch_size, recipe.planner)
+
+
+def model_costs(model: ModelConfig, batch_size: int, optimizer: Optimizer) -> CutCosts:
+    """Split the model that a recipe names and measure what every cut of it costs.
+
+    It is built on the meta device, where it takes no memory. A factory or a layer that needs real numbers fails there;
+    then it is built for real, and if that fails too, its error is the one to show.
+    """
+    try:
+        return _measured_on("meta", model, batch_size, optimizer)
+    except InvalidInput:
+        return _measured_on("cpu", model, batch_size, optimizer)
+
+
+def _measured_on(device: str, model: ModelConfig, batch_size: int, optimizer: Optimizer) -> CutCosts:
+    try:
+        import torch  # noqa: PLC0415  (an extra: problem files are planned without it)
+
+        from adaptsfl import models  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise InvalidInput("model", "needs torch", "Install it: pip install 'adaptsfl[train]'") from None
+    built = models.build(model.name, device=device, **model.options)
+    example = built.example_input
+    if model.input_shape is not None:
+        shape = [checks.whole_number(f"model.input_shape[{k}]", size) for k, size in enumerate(model.input_shape)]
+        example = torch.zeros(1, *shape, dtype=getattr(torch, model.input_dtype), device=device)
+    if example is None:
+        raise InvalidInput(
+            "model.input_shape", f"is missing, and {model.name} gives no example input", "Give the shape of one sample"
+        )
+    parts = models.split(built.module, example, model.granularity)
+    return models.profile(parts, example, batch_size=batch_size, wire_dtype=model.wire_dtype, optimizer=optimizer)
 
 
 def problem_from_file(file: ProblemFile) -> PlanProblem:

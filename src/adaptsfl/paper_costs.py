@@ -3,10 +3,9 @@
 Convolutions and fully connected layers carry practically all the work: k×k weights, c inputs and m outputs on an
 h×w map take 2·k²·c·m·h·w FLOPs forward. Backward takes twice that, once for the weights' gradient and once for the
 input's, except in the very first layer, whose input needs none. Activation functions, pooling and normalisation
-count as no work, as torch's own counter has it; pooling belongs to the layer before it.
+count as no work, as torch's own counter has it; pooling belongs to the layer before it. Profiled models are tested
+against these counts, and they serve where torch is not wanted.
 """
-
-from collections.abc import Callable
 
 from adaptsfl.costs import CutCosts, LayerCost, cut_costs
 
@@ -50,9 +49,6 @@ def resnet18(classes: int, batch_size: int) -> CutCosts:
     layers[-1] = _block(layers[-1].name, [layers[-1]], outputs=512)  # global average pooling
     layers.append(_linear("fc", 512, classes))
     return cut_costs(layers, batch_size)
-
-
-PAPER_COSTS: dict[str, Callable[[int, int], CutCosts]] = {"vgg16": vgg16, "resnet18": resnet18}
 
 
 def _convolution(

@@ -32,7 +32,7 @@ def test_agrees_with_the_hand_count_at_every_cut(name: str, classes: int) -> Non
     Backward takes twice that, but once in the first layer. Payload is the layer's output, 32 bits a value; the model
     is weights, biases and, in ResNet-18, scale, shift, running mean and variance of every normalisation.
     """
-    measured, counted = costs_of(name, classes=classes), paper_costs.PAPER_COSTS[name](classes, 16)
+    measured, counted = costs_of(name, classes=classes), getattr(paper_costs, name)(classes, 16)
     for field in WORK_AND_PAYLOAD:
         np.testing.assert_array_equal(getattr(measured, field), getattr(counted, field), err_msg=field)
     assert measured.names == counted.names

@@ -2,7 +2,6 @@
 
 from adaptsfl.models.build import BuiltModel, build
 from adaptsfl.models.pieces import Piece
-from adaptsfl.models.plot import plot_cuts
 from adaptsfl.models.profile import Optimizer, WireDtype, profile
 from adaptsfl.models.split import Granularity, SplitModel, split
 from adaptsfl.models.zoo import ZOO, ZooModel
@@ -17,7 +16,6 @@ __all__ = [
     "WireDtype",
     "ZooModel",
     "build",
-    "plot_cuts",
     "profile",
     "split",
 ]

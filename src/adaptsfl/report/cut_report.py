@@ -1,15 +1,49 @@
-"""Draw what every cut costs, after the paper's Fig. 3(a): computing and communication at each split point."""
+"""What every cut costs: as a table, as plain data, and as a figure after the paper's Fig. 3(a)."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.errors import InvalidInput
+from adaptsfl.report.tables import plain_table
 
+KILO, MEGA = 1e3, 1e6
+DECIMALS = 2
 SUFFIXES = (".png", ".svg")
 BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"  # told apart by colour-blind readers too
 WIDTH_PER_CUT, LEAST_WIDTH, MOST_WIDTH = 0.42, 6.0, 20.0
+
+
+def cut_table(title: str, costs: CutCosts) -> Table:
+    """Return one line per cut."""
+    table = plain_table(title)
+    table.add_column("cut", justify="right")
+    table.add_column("after layer")
+    columns = [
+        ("forward\nMFLOPs", costs.forward_flops / MEGA),
+        ("backward\nMFLOPs", costs.backward_flops / MEGA),
+        ("activations\nkB", costs.activation_bits / BITS_PER_BYTE / KILO),
+        ("device's layers\nMB", costs.client_model_bits / BITS_PER_BYTE / MEGA),
+    ]
+    if costs.memory_bytes is not None:
+        columns.append(("memory\nMB", costs.memory_bytes / MEGA))
+    for heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for index in range(costs.layers):
+        numbers = [f"{values[index]:,.{DECIMALS}f}" for _, values in columns]
+        table.add_row(str(index + 1), costs.name(index + 1), *numbers)
+    return table
+
+
+def cut_data(costs: CutCosts) -> dict[str, Any]:
+    """Return the costs as plain data, in the form of a problem file's `cuts`."""
+    fields = ("forward_flops", "backward_flops", "activation_bits", "gradient_bits", "client_model_bits")
+    memory = None if costs.memory_bytes is None else costs.memory_bytes.tolist()
+    data: dict[str, Any] = {field: getattr(costs, field).tolist() for field in fields}
+    return {**data, "memory_bytes": memory, "names": [costs.name(cut) for cut in range(1, costs.layers + 1)]}
 
 
 def plot_cuts(costs: CutCosts, path: str | Path, *, title: str = "") -> Path:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from adaptsfl.convergence import LONGEST_INTERVAL
 from adaptsfl.planner import Alternative, Plan, PlanProblem, Sensitivity
+from adaptsfl.report.tables import plain_table
 
 MOST_CUTS_SHOWN = 8
 
@@ -35,7 +35,7 @@ def plan_tables(
 
 def comparison_table(plans: Sequence[Plan]) -> RenderableType:
     """Return several solvers' plans for one problem side by side; the first is what the others are measured by."""
-    table = _table("Solvers")
+    table = plain_table("Solvers")
     for column in ("solver", "status", "interval", "cuts", "time", "slower by", "solved in", "ratio"):
         table.add_column(column, justify="left" if column in ("solver", "status", "cuts") else "right")
     for plan in plans:
@@ -144,7 +144,7 @@ def _cut_words(problem: PlanProblem, plan: Plan) -> str:
 
 
 def _phase_table(plan: Plan) -> Table:
-    table = _table("Where the time goes")
+    table = plain_table("Where the time goes")
     table.add_column("phase")
     table.add_column("what happens")
     table.add_column("each time", justify="right")
@@ -161,7 +161,7 @@ def _phase_table(plan: Plan) -> Table:
 
 
 def _alternatives_table(others: Sequence[Alternative]) -> Table:
-    table = _table("What other plans would cost")
+    table = plain_table("What other plans would cost")
     table.add_column("plan")
     table.add_column("interval", justify="right")
     table.add_column("cuts")
@@ -172,7 +172,7 @@ def _alternatives_table(others: Sequence[Alternative]) -> Table:
 
 
 def _sensitivity_table(plan: Plan, sensitivities: Sequence[Sensitivity]) -> Table:
-    table = _table("How the time would change with other resources, planned anew")
+    table = plain_table("How the time would change with other resources, planned anew")
     table.add_column("resource")
     factors = sorted({row.factor for row in sensitivities})
     for factor in factors:
@@ -186,10 +186,6 @@ def _sensitivity_table(plan: Plan, sensitivities: Sequence[Sensitivity]) -> Tabl
             cells += [f"{change:+.1%}", _short(best)]
         table.add_row(resource, *cells)
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="italic", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def _short(plan: Plan) -> str:
