@@ -160,9 +160,25 @@ def test_attention_is_counted_where_only_real_tensors_run() -> None:
             heads = x.unsqueeze(1)
             return functional.scaled_dot_product_attention(heads, heads, heads).squeeze(1)
 
-    module = nn.Sequential(Looks(), Looks())
+    module = nn.Sequential(Looks(), nn.BatchNorm1d(5), Looks())
     x = torch.randn(2, 5, 4)
     assert profile(split(module, x), x, batch_size=2).forward_flops.tolist() == [560, 1120]
+    assert int(module.get_buffer("1.num_batches_tracked")) == 0  # real tensors, but not the model's own statistics
+
+
+def test_nothing_is_computed() -> None:
+    devices = set()
+
+    class Spy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            devices.add(x.device.type)
+            return x
+
+    x = torch.zeros(1, 4)
+    model = split(nn.Sequential(nn.Linear(4, 4), Spy(), nn.Linear(4, 4)), x)
+    devices.clear()
+    profile(model, x, batch_size=2)
+    assert devices == {"meta"}
 
 
 def test_a_model_larger_than_memory() -> None:
