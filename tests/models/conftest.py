@@ -28,6 +28,7 @@ def _check(model: SplitModel, x: Tensor) -> None:
     for training in (True, False):
         expected = _results(model.module, _unsplit(model.module, training), x, start)
         for cut in range(1, model.layers + 1):
+            assert {**model.client(cut).state_dict(), **model.server(cut).state_dict()}.keys() <= start.keys()
             found = _results(model.module, _at_cut(model, cut, training), x, start)
             assert found.keys() == expected.keys()
             different = [key for key in expected if not torch.equal(found[key], expected[key])]

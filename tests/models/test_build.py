@@ -66,6 +66,13 @@ def test_signals_keep_their_size_through_the_deep_networks(name: str, norm: str)
     assert 0.05 < float(logits.detach().std()) < 20
 
 
+def test_residual_blocks_without_normalisation_begin_as_their_shortcut() -> None:
+    module = build("resnet18", width=0.25, norm="none").module
+    x = torch.rand(2, 16, 8, 8)
+    assert torch.equal(module.get_submodule("block1_1")(x), x)
+    assert not torch.equal(build("resnet18", width=0.25, norm="group").module.get_submodule("block1_1")(x), x)
+
+
 def test_the_width_multiplier_scales_channels_in_steps_of_eight() -> None:
     module = build("vgg16", width=0.3).module
     assert [part.out_channels for part in module.modules() if isinstance(part, nn.Conv2d)][:3] == [16, 16, 40]

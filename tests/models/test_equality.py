@@ -42,7 +42,7 @@ def test_every_cut_of_the_zoo(name: str, options: dict[str, Any], every_cut: Any
 
 
 class Awkward(nn.Module):
-    """Sizes read at the top and used at the end, functional dropout, a branch on the mode, a constant tensor."""
+    """Sizes read at the top and used at the end, functional dropout, a branch on the mode, buffers of both kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,26 +52,31 @@ class Awkward(nn.Module):
         self.third = nn.Linear(4 * 16, 6)
         self.fourth = nn.Linear(6, 5)
         self.register_buffer("scale", torch.linspace(0.5, 1, 4).view(1, 4, 1, 1))
+        self.register_buffer("offset", torch.ones(1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, _, height, width = x.shape
         x = functional.dropout(functional.relu(self.norm(self.first(x))), 0.4, self.training)
         if self.training:
-            x = x * torch.rand(batch, 1, 1, 1, dtype=x.dtype).round()
+            x = x * torch.rand_like(x[:, :1, :1, :1]).round()
         x = self.second(x) * self.scale
-        x = self.third(x.view(batch, 4 * height * width) + torch.ones(1, dtype=x.dtype, device=x.device))
+        x = self.third(x.view(batch, 4 * height * width) + self.offset)
         return self.fourth(functional.relu(x, inplace=True))
 
 
 class ByShape(Awkward):
-    """The same behind a question that torch.fx cannot answer and torch.export can."""
+    """The same behind a question that torch.fx cannot answer and torch.export can.
+
+    Before it, numbers made in forward, other ones in either mode, and a weight that gets no gradient where it is used.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
             x = x.unsqueeze(0)
+        factor = torch.tensor([2.0 if self.training else 3.0], dtype=x.dtype, device=x.device)
         with torch.no_grad():
-            shift = self.scale.sum() * torch.arange(3, device=x.device).view(3, 1, 1)
-        return super().forward(x + shift)
+            shift = self.first.weight.sum() * torch.arange(3, device=x.device).view(3, 1, 1)
+        return super().forward(factor * x + shift)
 
 
 class PreActivation(nn.Module):

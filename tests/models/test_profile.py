@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from adaptsfl import paper_costs
 from adaptsfl.costs import CutCosts
@@ -141,6 +142,43 @@ def test_work_that_does_not_grow_with_the_batch_does_not_count_per_sample() -> N
 
     x = torch.zeros(1, 4)
     assert profile(split(Composed(), x), x, batch_size=2).forward_flops.tolist() == [32, 48]
+
+
+def test_attention_is_counted_where_only_real_tensors_run() -> None:
+    """A layer that looks at its data cannot run on the meta device; on the CPU, fused attention would count as no work.
+
+    Linear 2·5·4·4 = 160; scores and mix of 5 tokens, 4 wide, 2·2·5·5·4 = 400.
+    """
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x) if float(x.detach().sum()) > 0 else self.linear(-x)
+            heads = x.unsqueeze(1)
+            return functional.scaled_dot_product_attention(heads, heads, heads).squeeze(1)
+
+    module = nn.Sequential(Looks(), nn.BatchNorm1d(5), Looks())
+    x = torch.randn(2, 5, 4)
+    assert profile(split(module, x), x, batch_size=2).forward_flops.tolist() == [560, 1120]
+    assert int(module.get_buffer("1.num_batches_tracked")) == 0  # real tensors, but not the model's own statistics
+
+
+def test_nothing_is_computed() -> None:
+    devices = set()
+
+    class Spy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            devices.add(x.device.type)
+            return x
+
+    x = torch.zeros(1, 4)
+    model = split(nn.Sequential(nn.Linear(4, 4), Spy(), nn.Linear(4, 4)), x)
+    devices.clear()
+    profile(model, x, batch_size=2)
+    assert devices == {"meta"}
 
 
 def test_a_model_larger_than_memory() -> None:

@@ -64,6 +64,11 @@ def test_what_has_no_weights_belongs_to_the_layer_before() -> None:
     assert torch.equal(model.pieces[0](X), model.module.a(X).relu().mul(2))
 
 
+def test_normalisation_over_several_dimensions_is_no_layer() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LayerNorm((4, 2, 2)), nn.Flatten(), nn.Linear(16, 2))
+    assert split(module, torch.randn(1, 3, 2, 2)).names == ("0", "3")
+
+
 def test_a_cut_needs_the_batch_in_front() -> None:
     model = split(Net(lambda n, x: n.d(n.c(n.b(n.a(x)).t().contiguous().t()))), X)
     assert model.names == ("a", "b", "c", "d")
@@ -76,13 +81,22 @@ def test_a_cut_needs_the_batch_in_front() -> None:
 def test_a_tensor_that_is_changed_in_place_is_not_cut_before_the_change() -> None:
     def run(n: Net, x: Tensor) -> Tensor:
         x = n.a(x)
-        y = functional.relu(x, inplace=True)
-        return n.d(n.c(n.b(y)))
+        y = n.b(functional.relu(x, inplace=True))
+        return n.d(n.c(y + x))
 
     model = split(Net(run), X)
+    assert model.names == ("a", "c", "d")
     received = model.client(1)(X).detach().requires_grad_()
     model.server(1)(received).sum().backward()  # an in-place change of a leaf would raise
     assert received.grad is not None
+
+
+def test_a_random_tensor_is_drawn_once() -> None:
+    def run(n: Net, x: Tensor) -> Tensor:
+        noise = torch.rand(4)
+        return n.d(n.c(n.b(n.a(x) * noise) * noise))
+
+    assert split(Net(run), X).names == ("a", "c", "d")
 
 
 def test_weights_used_twice_keep_the_layers_between_them_together() -> None:
@@ -234,6 +248,16 @@ def test_explicit_layers_must_be_the_model() -> None:
         split(module, X, layers=["a"])  # type: ignore[list-item]
     with pytest.raises(InvalidInput, match="do not have the model's outputs in training mode"):
         split(module, X, layers=[module.b, module.a, module.c, module.d])
+
+
+def test_an_added_constant_is_found() -> None:
+    class Shift(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(InvalidInput, match="do not have the model's outputs"):
+        split(module, X, layers=[*module, Shift()])
 
 
 def test_a_lost_gradient_is_found() -> None:

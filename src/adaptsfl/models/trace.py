@@ -170,7 +170,10 @@ def _trace_fx(module: nn.Module) -> Trace:
         raise _Untraceable(f"torch.fx stopped {inside}{after} ({first_line(error)})") from error
     if any(node.target is torch._C._set_grad_enabled for node in graph.nodes):
         raise _Untraceable("torch.fx cannot keep torch.no_grad() inside forward")
-    return _with_original_names(graph, root, module)
+    trace = _with_original_names(graph, root, module)
+    if trace.constants:
+        raise _Untraceable("torch.fx would freeze a tensor that forward creates")  # a random one, say
+    return trace
 
 
 def _trace_export(module: nn.Module, example: Tensor) -> Trace:
