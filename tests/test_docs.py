@@ -89,3 +89,17 @@ def test_relative_links_lead_somewhere():
     for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_the_readme_shows_what_the_command_prints(monkeypatch):
+    """But for the time that the solver took."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = CliRunner().invoke(app, ["plan", "recipes/vgg16-paper.toml"]).stdout
+    (shown,) = blocks(ROOT / "README.md", "text")
+    assert without_solve_time(shown) == without_solve_time(printed)
+
+
+def without_solve_time(text: str) -> list[str]:
+    lines = re.sub(r"(proven optimal, in) [\d.]+ \w+", r"\1 …", text).splitlines()
+    return [line.rstrip() for line in lines if line.strip()]
