@@ -75,7 +75,6 @@ def best_uniform(problem: PlanProblem) -> UniformPlan:
     cuts = deepest_allowed(problem)
     cuts = cuts[(cuts > 0).all(axis=1)]
     rule = IntervalRule(problem, cuts.max(axis=1))
-    round_s, aggregation_s = problem.round_s(cuts), problem.aggregation_s(cuts)
-    times = rule.best_time_s(round_s, aggregation_s)
+    intervals, times = rule.choose(problem.round_s(cuts), problem.aggregation_s(cuts))
     best = int(np.argmin(times))
-    return UniformPlan(int(rule.best(round_s, aggregation_s)[best]), cuts[best], float(times[best]))
+    return UniformPlan(int(intervals[best]), cuts[best], float(times[best]))

@@ -21,7 +21,7 @@ import numpy as np
 from adaptsfl.checks import BoolArray, FloatArray
 from adaptsfl.planner.bound import best_uniform, bounds_by_deepest, cut_times, least_terms
 from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting
-from adaptsfl.planner.interval import IntervalRule, best_interval
+from adaptsfl.planner.interval import IntervalRule
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
 
 TOLERANCE = 1e-11  # a box that could save less than this part of the best time is closed
@@ -36,7 +36,7 @@ def solve(problem: PlanProblem, *, time_limit_s: float = float("inf")) -> Plan:
     open_bound_s = search.run(started + time_limit_s)
     return explained(
         problem,
-        best_interval(problem, search.cuts),
+        search.interval,
         search.cuts,
         lower_bound_s=min(open_bound_s, search.goal_s),
         proven=open_bound_s >= search.goal_s,
@@ -58,7 +58,7 @@ class _Search:
         self.rules = [IntervalRule(problem, m) for m in range(problem.layers + 1)]
         self.nodes = 0
         start = best_uniform(problem)
-        self.best_s, self.cuts = start.time_s, start.cuts
+        self.best_s, self.interval, self.cuts = start.time_s, start.interval, start.cuts
 
     @property
     def goal_s(self) -> float:
@@ -88,9 +88,9 @@ class _Search:
         """Keep the plan that these thresholds determine, if it is the best so far."""
         cuts = deepest_cuts(fitting(self.times[:, :deepest], thresholds))
         rule = self.rules[int(cuts.max())]
-        time_s = float(rule.best_time_s(self.problem.round_s(cuts), self.problem.aggregation_s(cuts)))
+        interval, time_s = rule.choose(self.problem.round_s(cuts), self.problem.aggregation_s(cuts))
         if time_s < self.best_s:
-            self.best_s, self.cuts = time_s, cuts
+            self.best_s, self.interval, self.cuts = float(time_s), int(interval), cuts
 
     def expand(self, box: Box) -> list[tuple[float, Box]]:
         """Shrink the box, bound a grid of cells inside it, and return what is worth a closer look."""

@@ -79,8 +79,7 @@ class Grid:
         useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are nobody's deepest in this box
         self.values = [_candidates(low, term[useful]) for low, term in zip(box.low, corners.times, strict=True)]
         self.high = np.array([values[-1] for values in self.values])
-        weight = self._weight(float(box.low[0] + box.low[1]), float(box.low[2] + box.low[3]))
-        self.axes = tuple(int(term) for term in np.argsort(-weight * (self.high - box.low))[:2])
+        self.axes = tuple(int(term) for term in np.argsort(-self._weight(box.low) * (self.high - box.low))[:2])
         self.bands = [_Bands(self.values[term]) for term in self.axes]
         sums = grid_sums(
             rows=self.bands[0].first_admitting(corners.times[self.axes[0]]),
@@ -116,12 +115,12 @@ class Grid:
             return []
         row, column = np.unravel_index(np.argmin(np.where(alive, self.bound_s, np.inf)), alive.shape)
         low, high = self.low_s[:, row, column], self.high_s[:, row, column]
-        term = int(np.argmax(self._weight(low[0] + low[1], low[2] + low[3]) * (high - low)))
+        term = int(np.argmax(self._weight(low) * (high - low)))
         return self._split_cells(alive, self.axes.index(term)) if term in self.axes else self._split_range(alive, term)
 
-    def _weight(self, round_s: float, aggregation_s: float) -> FloatArray:
-        """How much a second of T3 … T6 weighs in a round, at the interval that suits these times best."""
-        interval = float(self.rule.best(np.asarray(round_s), np.asarray(aggregation_s)))
+    def _weight(self, terms: FloatArray) -> FloatArray:
+        """How much a second of T3 … T6 weighs in a round, at the interval that suits these terms best."""
+        interval = float(self.rule.best(terms[0] + terms[1], terms[2] + terms[3]))
         return np.array([1.0, 1.0, 1 / interval, 1 / interval])
 
     def _terms(self, edge: FloatArray, bands: list[FloatArray], exchanged_s: FloatArray) -> FloatArray:

@@ -41,11 +41,11 @@ class IntervalRule:
 
     def best(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
         """Return I*, as floats with whole values."""
-        return self._choose(round_s, aggregation_s)[0]
+        return self.choose(round_s, aggregation_s)[0]
 
     def best_time_s(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
         """Return Θ(I*), infinite if there is no interval to choose. It rises with both arguments."""
-        return self._choose(round_s, aggregation_s)[1]
+        return self.choose(round_s, aggregation_s)[1]
 
     def round_cap_s(self, limit_s: float, aggregation_s: float) -> float:
         """Return the A from which on Θ(I*) is at least `limit_s`, given B: the largest limit·P(I) − B/I."""
@@ -80,7 +80,8 @@ class IntervalRule:
                     break
         return np.where(B > 0, np.where(self.slope > 0, interval, np.inf), 0.0)
 
-    def _choose(self, round_s: FloatArray, aggregation_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def choose(self, round_s: FloatArray, aggregation_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return I* and Θ(I*)."""
         down = np.floor(self.root(round_s, aggregation_s))
         ones = np.ones_like(down)
         candidates = np.clip(np.stack((ones, 2 * ones, down, down + 1)), self.shortest, self.longest)
