@@ -73,7 +73,9 @@ def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
     layers = draw(st.integers(1, kind.most_layers))
     # Few different whole numbers make ties and equal devices common; floats make them rare.
     amount = draw(st.sampled_from([st.integers(1, 3), st.integers(1, 1000), st.floats(0.01, 1000)]))
-    cost = draw(st.sampled_from([st.integers(0, 2), st.integers(0, 1000), st.floats(0, 1000).map(whole_if_tiny)]))
+    # Costs of very different sizes in one problem are the ones that rounding can hurt.
+    wide = st.floats(-6, 14).map(lambda digits: 10.0**digits)
+    cost = draw(st.sampled_from([st.integers(0, 2), st.integers(0, 1000), st.floats(0, 1000).map(whole_if_tiny), wide]))
 
     def rates() -> list[float]:
         return draw(st.lists(amount, min_size=devices, max_size=devices))
@@ -82,7 +84,8 @@ def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
         return draw(st.lists(cost, min_size=layers, max_size=layers))
 
     memory = draw(st.none() | st.just(per_layer())) if kind.restricted else None
-    limits = draw(st.lists(st.floats(1, 2000), min_size=devices, max_size=devices)) if memory is not None else None
+    limit = st.floats(1, 2000) | st.just(np.inf)
+    limits = draw(st.lists(limit, min_size=devices, max_size=devices)) if memory is not None else None
     server = Server(*draw(st.lists(amount, min_size=3, max_size=3)))
     fleet = Fleet(*(rates() for _ in range(5)), server=server, memory_bytes=limits)
     costs = CutCosts(
@@ -91,14 +94,14 @@ def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
         activation_bits=per_layer(),
         gradient_bits=per_layer(),
         client_model_bits=np.cumsum(per_layer()),
-        memory_bytes=None if memory is None else np.cumsum(memory),
+        memory_bytes=memory,  # not cumulative: it need not rise with the cut
     )
     drift = st.sampled_from([0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0]) | st.floats(0, 0.1).map(whole_if_tiny)
     model = ConvergenceModel(
         learning_rate=draw(st.sampled_from([1e-3, 0.5])),
         initial_gap=draw(st.sampled_from([0.1, 2.3])),
         drift_per_layer=draw(st.lists(drift, min_size=layers, max_size=layers)),
-        power=draw(st.sampled_from([0.3, 0.5, 1.0, 2.0, 3.0])),
+        power=draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0, 3.0])),
         budget=draw(st.sampled_from([0.01, 0.3, 1.0, 5.0]) | st.floats(-0.1, 5).map(whole_if_tiny)),
     )
     cuts = st.integers(1, layers)

@@ -128,9 +128,11 @@ def test_version():
         ("devices.flops", "fast", r"devices.flops: is 'fast'. Give a list"),
         ("devices.flops", [1, "2"], r"devices.flops[1]: is '2'. Give a number"),
         ("devices.flops", ..., r"devices.flops: is missing. Add it"),
+        ("devices.memory_bytes", [1, float("inf")], r"devices.memory_bytes[1]: is inf. Give a finite number"),
+        ("devices.names", ["a", "\ud800"], r"devices.names[1]: is"),
         ("devices.memory_bytes", [1, None], r"cuts.memory_bytes: is missing, but devices.memory_bytes sets limits"),
         ("server.flops", 0, r"server.flops: is 0. Give a number above zero"),
-        ("server", 3, r"server: is 3. Give a dictionary"),
+        ("server", 3, r"server: is 3. Give a table of keys"),
         ("cuts.activation_bits", [1, 2], r"cuts.activation_bits: has 2 entries, expected 3. Give 3, one per cut"),
         ("cuts.forward_flops", [3, 2, 1], r"cuts.forward_flops[1]: is 2, below 3 before it"),
         ("convergence.drift.per_layer", [1], r"convergence.drift.per_layer: has 1 entries, expected 3"),
@@ -143,11 +145,15 @@ def test_version():
             1,
             r"convergence.initail_gap: is not a known key (its value is 1). Did you mean 'initial",
         ),
-        ("batch_size", 1.5, r"batch_size: is 1.5. Give"),
+        ("convergence.drift.powr", 1, r"convergence.drift.powr: is not a known key (its value is 1). Did you mean"),
+        ("float", 1, r"float: is not a known key"),
+        ("", 1, r"'': is not a known key"),
+        ("convergence.budget", -1e60, r"convergence.budget: is -1e+60"),
+        ("batch_size", 1.5, r"batch_size: is 1.5. Give a whole number"),
         ("batch_size", 0, r"batch_size: is 0"),
         ("learning_rate", 0, r"learning_rate: is 0. Give a number above zero"),
-        ("planner", {"cuts": [1, 9]}, r"planner.cuts[1]: is 9. Give cuts from 1 to 3"),
-        ("planner", {"cuts": 9}, r"planner.cuts[0]: is 9. Give cuts from 1 to 3"),
+        ("planner", {"cuts": [1, 9]}, r"planner.cuts[1]: is 9. Give a whole number from 1 to 3"),
+        ("planner", {"cuts": 9}, r"planner.cuts[0]: is 9. Give a whole number from 1 to 3"),
         ("planner", {"interval": "x"}, r"planner.interval: is 'x'. Give"),
     ],
 )
@@ -195,6 +201,10 @@ def test_infeasible_files_say_why_and_what_would_help(write, path, value, messag
     [
         ("bad.json", "{", "is not valid JSON"),
         ("bad.json", "[" * 100_000, "is not valid JSON"),
+        ("bad.json", f'{{"batch_size": {"9" * 5000}}}', "is not valid JSON"),
+        ("bad.json", '{"batch_size": 1, "batch_size": 2}', "batch_size: appears twice in one table"),
+        ("bad.toml", "x = " + "[" * 100_000, "is not valid TOML"),
+        ("bad.toml", f"x = {'9' * 5000}", "is not valid TOML"),
         ("bad.json", "[]", "is []. Give"),
         ("bad.toml", "= 3", "is not valid TOML"),
         ("bad.toml", "", "model: is missing"),
@@ -210,10 +220,51 @@ def test_files_that_cannot_be_read_are_explained(write, name, content, message):
 
 def test_missing_and_binary_files_are_explained(tmp_path):
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    answer = run(str(tmp_path / "nowhere.json"), str(tmp_path / "binary.json"), str(tmp_path))
+    (tmp_path / "folder.json").mkdir()
+    names = ("nowhere.json", "binary.json", "folder.json")
+    answer = run(*(str(tmp_path / name) for name in names))
     assert answer.exit_code == 1
     assert "nowhere.json: cannot be read: No such file" in answer.stderr
     assert "binary.json: is not UTF-8 text" in answer.stderr
+    assert "folder.json: cannot be read: Is a directory" in answer.stderr
+
+
+def test_byte_order_mark_and_capital_suffix_are_no_matter(tmp_path):
+    (tmp_path / "good.JSON").write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
+    assert run(str(tmp_path / "good.JSON")).exit_code == 0
+
+
+def test_a_bug_in_one_file_does_not_lose_the_others(write, monkeypatch):
+    def broken(problem, solver, time_limit_s):
+        if problem.batch_size == 3:
+            raise ZeroDivisionError("oh")
+        return real(problem, solver, time_limit_s)
+
+    real = planner.plan
+    monkeypatch.setattr(planner, "plan", broken)
+    answer = run(write("bad.json", changed("batch_size", 3)), write("good.json", GOOD), "--json")
+    assert answer.exit_code == 1
+    assert "bad.json: internal error in test_cli.py" in answer.stderr
+    assert [row["status"] for row in lines(answer)] == ["error", "optimal"]
+
+
+def test_a_model_that_costs_nothing_can_be_shown(write):
+    cuts = {key: value and [0] * 3 for key, value in GOOD["cuts"].items()}
+    answer = run(write("free.json", changed("cuts", cuts)), "--compare")
+    assert answer.exit_code == 0, answer.stderr
+    assert "Target reached after 0 ms" in answer.stdout
+
+
+def test_names_are_printed_as_they_are(write):
+    answer = run(write("named.json", changed("devices.names", ["[red]a", "[/x]"])))
+    assert answer.exit_code == 0, answer.stderr
+    assert "[red]a" in answer.stdout or "[/x]" in answer.stdout
+
+
+def test_a_plan_at_the_edge_of_numbers_is_shown_without_what_lies_beyond(write):
+    answer = run(write("edge.json", changed("devices.flops", [1e50, 1e50])))
+    assert answer.exit_code == 0, answer.stderr
+    assert "–" in answer.stdout
 
 
 def test_exhaustive_search_of_a_large_problem_is_refused(write):
@@ -252,7 +303,7 @@ def test_recipe_is_planned_for_its_fleet(write):
         ("[fleet.noise]\nuplink_cv = -1", "fleet.noise.uplink_cv: is -1"),
         ("[training]\nbatch_size = 0", "training.batch_size: is 0"),
         ("[training]\nlearning_rate = 0", "training.learning_rate: is 0"),
-        ("[planner]\nallowed_cuts = [17]", "planner.allowed_cuts[0]: is 17. Give cuts from 1 to 16"),
+        ("[planner]\nallowed_cuts = [17]", "planner.allowed_cuts[0]: is 17. Give a whole number from 1 to 16"),
         ("[fleet]\nmemory_mb = 1", "device 1: cut 1 needs 4.405 MB"),
     ],
 )

@@ -96,6 +96,16 @@ def test_budget_that_is_not_positive_is_infeasible(budget):
         ConvergenceModel(0.1, 1.0, [0.1], 1.0, budget).check_feasible()
 
 
+def test_drift_too_small_to_matter_is_none():
+    tiny = Constants(1e-30, [1.0, 3.0], [2.0, 4.0], 5.0, 2.0)
+    assert ConvergenceModel.from_constants(tiny, 0.1, 3).drift_per_layer.tolist() == [0.0, 0.0]
+
+
+def test_drift_too_large_to_mean_anything_names_the_smoothness():
+    with pytest.raises(InvalidInput, match=r"smoothness: is 1e\+40, and with it the drift"):
+        ConvergenceModel.from_constants(Constants(1e40, [1.0], [2.0], 5.0, 2.0), 0.1, 3)
+
+
 def test_paper_is_a_case_of_the_general_form():
     """κ_j = 4β²γ²G_j² = 4·4·0.01·(1, 3) = (0.16, 0.48), p = 2, c = 1.6."""
     config = ConvergenceConfig(initial_gap=5.0, drift=DriftConfig(per_layer=[0.16, 0.48], power=2.0), budget=1.6)

@@ -22,6 +22,8 @@ def test_vgg16_counts():
     assert costs.backward_flops[-1] == 2 * costs.forward_flops[-1] - costs.forward_flops[0]
     assert costs.activation_bits[1] == 32 * 64 * 16 * 16  # after the first pooling
     assert costs.name(4) == "conv2_2"
+    # Cut 1 with batches of 16: 1,792 parameters and their gradients, the image and the first map, 4 bytes each.
+    assert costs.memory_bytes[0] == 4 * (2 * 1_792 + 16 * (3 * 32 * 32 + 64 * 32 * 32))
 
 
 def test_resnet18_counts():
@@ -35,6 +37,7 @@ def test_resnet18_counts():
     assert costs.layers == 10
     assert costs.forward_flops[-1] == 2 * (1_769_472 + 150_994_944 + 3 * 134_217_728 + 5_120)
     assert costs.client_model_bits[-1] == 32 * (11_173_962 + 9_600)
+    assert costs.activation_bits[-2] == 32 * 512  # after the global pooling
 
 
 def test_layers_add_up():

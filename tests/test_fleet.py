@@ -100,7 +100,18 @@ def test_measurement_noise_is_seeded_and_differs_by_round():
 
 def test_huge_measurement_noise_leaves_rates_positive():
     fleet = FLEETS["paper"].sample(5000, np.random.default_rng(0))
-    assert MeasurementNoise(compute_cv=2.0, uplink_cv=2.0, seed=0).measure(fleet, 0).flops.min() > 0
+    measured = MeasurementNoise(compute_cv=2.0, uplink_cv=2.0, seed=0).measure(fleet, 0)
+    for rate in ("flops", "uplink_bps", "fed_uplink_bps"):
+        factors = getattr(measured, rate) / getattr(fleet, rate)
+        assert 0.05 <= factors.min() < 0.06  # cut off there, and not far above it
+
+
+def test_measurement_errors_have_nothing_to_do_with_the_truth():
+    """With one seed for both, errors are drawn from another stream than the resources."""
+    resources = RedrawnResources(FLEETS["paper"], 2000, seed=5)
+    truth = resources.at(3).flops
+    errors = MeasurementNoise(compute_cv=0.1, seed=5).measure(resources.at(3), 3).flops / truth
+    assert abs(np.corrcoef(truth, errors)[0, 1]) < 0.08
 
 
 def test_no_noise_measures_the_truth():
@@ -126,6 +137,8 @@ def test_fleet_of_single_devices_gives_them_back():
         ({"flops": []}, r"flops: is empty"),
         ({"flops": [[1.0], [2.0]]}, r"flops: is of shape \(2, 1\)"),
         ({"names": ("a",)}, r"names: has 1 entries"),
+        ({"names": ("a", "")}, r"names\[1\]: is ''"),
+        ({"names": ("a", "b\n")}, r"names\[1\]: is 'b\\n'. Give a name of printable characters"),
     ],
 )
 def test_bad_values_are_explained(change, message):
@@ -167,6 +180,14 @@ def test_trace_keeps_values_until_they_change(tmp_path):
     assert replayed.at(4).names == ("phone", "board")
 
 
+def test_trace_may_give_memory(tmp_path):
+    header, rows = HEADER.strip() + ",memory_bytes\n", ROUND_0.replace("\n", ",\n").replace("4,8,\n", "4,8,5000\n")
+    fleet = trace(tmp_path, header + rows).at(0)
+    assert fleet.memory_bytes.tolist() == [5000.0, np.inf]
+    write_trace(tmp_path / "again.csv", [fleet])
+    assert read_trace(tmp_path / "again.csv").at(0).memory_bytes.tolist() == [5000.0, np.inf]
+
+
 def test_trace_can_start_again(tmp_path):
     replayed = trace(tmp_path, HEADER + ROUND_0 + "2,phone,,7,,,\n", repeats=True)
     assert [replayed.at(round_).uplink_bps[0] for round_ in range(7)] == [10, 10, 7, 10, 10, 7, 10]
@@ -183,6 +204,8 @@ def test_trace_can_start_again(tmp_path):
         (HEADER + ROUND_0 + "1,phone,,-7,,,\n", r"line 5: uplink_bps: is -7"),
         (HEADER + ROUND_0 + "1,phone,,fast,,,\n", r"line 5: is not a number: .*'fast'"),
         (HEADER + "0,phone,100,10,20,4,8\n", r"round 0 has no server"),
+        (HEADER + "0,,100,10,20,4,8\n", r"line 2: device: is empty"),
+        (HEADER + "0,phone," + "1" * 200_000, r"is not a CSV text in UTF-8: field larger than field limit"),
         (HEADER + "0,server,1000,,,16,32\n", r"round 0 has no device"),
         (HEADER + "0,server,1000,,,16,32\n0,phone,100,,20,4,8\n", r"uplink_bps: is empty for 'phone' in round 0"),
     ],
@@ -190,6 +213,12 @@ def test_trace_can_start_again(tmp_path):
 def test_bad_traces_are_explained(tmp_path, text, message):
     with pytest.raises(InvalidInput, match=message):
         trace(tmp_path, text)
+
+
+def test_trace_in_another_encoding_is_explained(tmp_path):
+    (tmp_path / "t.csv").write_bytes(HEADER.encode() + b"0,b\xfcro,1,1,1,1,1\n")
+    with pytest.raises(InvalidInput, match=r"t.csv: is not a CSV text in UTF-8"):
+        read_trace(tmp_path / "t.csv")
 
 
 def test_missing_trace_is_explained(tmp_path):
@@ -229,7 +258,10 @@ def test_recipe_noise():
     [
         ({"base": "papr"}, r"base: is 'papr'. Choose one of: paper, heterogeneous"),
         ({"devices": 0}, r"devices: is 0"),
+        ({"devices": 10**12}, r"devices: is 1000000000000. Give a whole number from 1 to 10,000,000"),
         ({"seed": -1}, r"seed: is -1"),
+        ({"seed": -1, "trace": "t.csv"}, r"seed: is -1"),
+        ({"memory_mb": 100.0, "trace": "t.csv"}, r"memory_mb: is given beside trace"),
         ({"uplink_mbps": [2.0, 1.0]}, r"uplink_mbps: is \[2, 1\]. Give the lower bound first"),
         ({"uplink_mbps": [1.0, 2.0, 3.0]}, r"uplink_mbps: has 3 entries"),
         ({"uplink_mbps": -1.0}, r"uplink_mbps\[0\]: is -1"),

@@ -122,6 +122,12 @@ def test_more_of_any_resource_is_never_slower(problem, data):
     assert improved.aggregation_s(cuts) <= problem.aggregation_s(cuts) * (1 + 1e-12)
 
 
+def test_small_work_beside_large_work_is_not_lost():
+    """What a cut leaves to the server is the difference of each pass by itself: 0 + 0.5, beside 1e17 forward."""
+    costs = dataclasses.replace(by_hand().costs, forward_flops=[1e17] * 3, backward_flops=[1.0, 1.5, 2.0])
+    np.testing.assert_array_equal(latency.remaining_flops(costs), [1.0, 0.5, 0.0])
+
+
 def test_many_plans_at_once_equal_one_at_a_time():
     problem = by_hand()
     every = np.array([[j, k] for j in (1, 2, 3) for k in (1, 2, 3)])

@@ -27,7 +27,7 @@ def vector(field: str, values: Any, *, length: int | None = None, of: str = "", 
     try:
         array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidInput(field, f"is not a list of numbers: {_short(values)}", "Give numbers only") from None
+        raise InvalidInput(field, f"is not a list of numbers: {short(values)}", "Give numbers only") from None
     if array.ndim != 1 or array.size == 0:
         shape = "empty" if array.size == 0 else f"of shape {array.shape}"
         raise InvalidInput(field, f"is {shape}", f"Give a plain list with at least one number{_per(of)}")
@@ -45,7 +45,7 @@ def vector(field: str, values: Any, *, length: int | None = None, of: str = "", 
 def number(field: str, value: Any, *, positive: bool = False) -> float:
     """Return `value` as a finite float that is > 0 if `positive`, else ≥ 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InvalidInput(field, f"is not a number: {_short(value)}", "Give a number")
+        raise InvalidInput(field, f"is not a number: {short(value)}", "Give a number")
     result = float(value)
     if not math.isfinite(result):
         raise InvalidInput(field, f"is {result}", "Give a finite number")
@@ -56,13 +56,14 @@ def number(field: str, value: Any, *, positive: bool = False) -> float:
     return result
 
 
-def whole_number(field: str, value: Any, *, at_least: int = 1) -> int:
-    """Return `value` as an int that is at least `at_least`."""
+def whole_number(field: str, value: Any, *, at_least: int = 1, at_most: int = LARGEST_WHOLE) -> int:
+    """Return `value` as an int between `at_least` and `at_most`."""
+    allowed = f"a whole number from {at_least:,} to {at_most:,}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise InvalidInput(field, f"is not a whole number: {_short(value)}", f"Give an integer ≥ {at_least}")
+        raise InvalidInput(field, f"is not a whole number: {short(value)}", f"Give {allowed}")
     number = int(value)
-    if not at_least <= number <= LARGEST_WHOLE:
-        raise InvalidInput(field, f"is {number}", f"Give an integer from {at_least} to {LARGEST_WHOLE}")
+    if not at_least <= number <= at_most:
+        raise InvalidInput(field, f"is {short(number)}", f"Give {allowed}")
     return number
 
 
@@ -81,19 +82,30 @@ def rising(field: str, values: FloatArray) -> FloatArray:
 
 def cut_numbers(field: str, values: Sequence[int] | IntArray, layers: int) -> IntArray:
     """Return `values` as an array of cuts, each a whole number in 1..layers."""
-    cuts = [whole_number(f"{field}[{k}]", value) for k, value in enumerate(values)]
-    for k, cut in enumerate(cuts):
-        if cut > layers:
-            raise InvalidInput(f"{field}[{k}]", f"is {cut}", f"Give cuts from 1 to {layers}, the number of layers")
+    cuts = [whole_number(f"{field}[{k}]", value, at_most=layers) for k, value in enumerate(values)]
     if not cuts:
         raise InvalidInput(field, "is empty", "Give at least one cut")
     return np.array(cuts, dtype=np.int64)
+
+
+def names(field: str, values: Sequence[str], length: int, of: str) -> tuple[str, ...]:
+    """Return `values` as names that can be printed, or none at all."""
+    if values and len(values) != length:
+        raise InvalidInput(field, f"has {len(values)} entries, expected {length}", f"Give {length}{_per(of)}")
+    for index, name in enumerate(values):
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise InvalidInput(f"{field}[{index}]", f"is {short(name)}", "Give a name of printable characters")
+    return tuple(values)
 
 
 def _per(of: str) -> str:
     return f", {of}" if of else ""
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def short(value: Any) -> str:
+    """Return a value as it is written in code, cut short where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write down whole numbers of thousands of digits
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -3,6 +3,7 @@
 import json
 import sys
 import tomllib
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,7 +49,7 @@ def plan(
         bool | None, typer.Option(help="Plan anew with half and double resources. [default: yes, with --json no]")
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(help="Stop a solver after so many seconds.", metavar="SECONDS", min=0)
+        float, typer.Option(help="Stop exact or bcd after so many seconds.", metavar="SECONDS", min=0)
     ] = float("inf"),
 ) -> None:
     """Choose the interval and every device's cut, and say what they cost and what would change them."""
@@ -58,9 +59,10 @@ def plan(
     for file in files:
         try:
             _plan_file(file, solvers, time_limit, as_json=as_json, details=details)
-        except AdaptSFLError as error:
+        except Exception as error:
             failed = True
-            message = str(error) if str(file) in str(error) else f"{file}: {error}"
+            message = str(error) if isinstance(error, AdaptSFLError) else _bug(error)
+            message = message if str(file) in message else f"{file}: {message}"
             _complain(message)
             if as_json:
                 status = "infeasible" if isinstance(error, InfeasiblePlan) else "error"
@@ -108,7 +110,7 @@ def profile(
         _print_json(cut_report.cut_data(costs))
     else:
         title = f"{model}: {costs.layers} layers; work and activations per sample, memory for batches of {batch_size}"
-        Console().print(cut_report.cut_table(title, costs))
+        _console().print(cut_report.cut_table(title, costs))
     if plot is not None:
         Console(stderr=True).print(f"figure saved to {plot}", soft_wrap=True)
 
@@ -132,6 +134,17 @@ def _shape(text: str) -> list[int]:
         raise InvalidInput("input-shape", f"is {text!r}", "Give whole numbers, for example 3,32,32") from None
 
 
+def _console() -> Console:
+    """Return a console that prints names as they are, whatever brackets they hold."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def _bug(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}, line {where.lineno}"
+    return f"internal error in {place}: {type(error).__name__}: {error}. This is a bug; please report it with the file"
+
+
 def _complain(message: str) -> None:
     Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
 
@@ -145,14 +158,14 @@ def _plan_file(file: Path, solvers: Sequence[str], time_limit_s: float, *, as_js
     plans = [planner.plan(problem, solver, time_limit_s) for solver in solvers]
     best = plans[0]
     others = planner.alternatives(problem, best) if details else []
-    sensitivities = planner.sensitivity(problem, best) if details else []
+    sensitivities = planner.sensitivity(problem, best, time_limit_s) if details else []
     if as_json:
         data = {"file": str(file), **plan_report.plan_data(problem, best, others, sensitivities)}
         if len(plans) > 1:
             data["compared"] = [plan_report.plan_data(problem, other) for other in plans[1:]]
         _print_json(data)
         return
-    console = Console()
+    console = _console()
     console.print(plan_report.plan_tables(str(file), problem, best, others, sensitivities))
     if len(plans) > 1:
         console.print(plan_report.comparison_table(plans))

@@ -7,14 +7,17 @@ Recipes give units in their keys (Mbps, TFLOPS, MB); problem files are in SI uni
 
 import difflib
 import json
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
+from adaptsfl.checks import short
 from adaptsfl.errors import InvalidInput
 
 Range = float | list[float]  # one value for all devices, or [low, high] to draw from
@@ -165,7 +168,7 @@ def load_recipe(path: Path) -> Recipe:
     """Read a recipe; its trace, if any, is looked for beside it."""
     try:
         content = tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput("", f"is not valid TOML: {error}", "Mend the syntax", source=str(path)) from None
     recipe = parse(Recipe, content, source=str(path))
     if recipe.fleet.trace is None:
@@ -177,10 +180,18 @@ def load_recipe(path: Path) -> Recipe:
 def load_problem_file(path: Path) -> ProblemFile:
     """Read a planning problem."""
     try:
-        content = json.loads(_read(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        content = json.loads(_read(path), object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
         raise InvalidInput("", f"is not valid JSON: {error}", "Mend the syntax", source=str(path)) from None
     return parse(ProblemFile, content, source=str(path))
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise InvalidInput(twice, "appears twice in one table", "Keep one of them")
+    return content
 
 
 def parse(section: type[AnySection], content: Any, *, source: str = "") -> AnySection:
@@ -190,12 +201,13 @@ def parse(section: type[AnySection], content: Any, *, source: str = "") -> AnySe
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem, remedy = _explain(first, section)
-        raise InvalidInput(_dotted(first["loc"]), problem, remedy, source=source) from None
+        union = first["type"] not in ("extra_forbidden", "missing")
+        raise InvalidInput(_dotted(first["loc"], union=union), problem, remedy, source=source) from None
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidInput("", f"cannot be read: {reason}", "Check the path", source=str(path)) from None
@@ -205,8 +217,7 @@ def _read(path: Path) -> str:
 
 def _explain(error: Mapping[str, Any], section: type[Section]) -> tuple[str, str]:
     """Return what is wrong and what to do, in words that fit any of our files."""
-    given = repr(error["input"])
-    given = given if len(given) <= 60 else given[:57] + "..."
+    given = short(error["input"])
     name = str(error["loc"][-1]) if error["loc"] else ""
     match error["type"]:
         case "missing":
@@ -215,7 +226,14 @@ def _explain(error: Mapping[str, Any], section: type[Section]) -> tuple[str, str
             near = difflib.get_close_matches(name, _keys(section), n=1)
             return f"is not a known key (its value is {given})", f"Did you mean {near[0]!r}?" if near else "Remove it"
         case _:
-            return f"is {given}", error["msg"].replace("Input should be", "Give").replace("valid ", "")
+            return f"is {given}", _in_plain_words(error["msg"])
+
+
+def _in_plain_words(message: str) -> str:
+    """Say what to give without Python's words for it."""
+    message = re.sub(r"a valid dictionary or instance of \w+", "a table of keys", message)
+    message = message.replace("Input should be", "Give").replace("a valid integer", "a whole number")
+    return message.replace("a valid string", "text in quotes").replace("valid ", "")
 
 
 def _keys(section: type[Section]) -> set[str]:
@@ -223,18 +241,19 @@ def _keys(section: type[Section]) -> set[str]:
     keys: set[str] = set()
     for key, field in section.model_fields.items():
         keys.add(key)
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
-            keys |= _keys(inner)
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, Section):
+                keys |= _keys(inner)
     return keys
 
 
-def _dotted(location: tuple[str | int, ...]) -> str:
-    """('devices', 'flops', 3) becomes devices.flops[3]; the branch names of a union are left out."""
+def _dotted(location: tuple[str | int, ...], *, union: bool) -> str:
+    """('devices', 'flops', 3) becomes devices.flops[3]; the branch names of a `union` are left out."""
     text = ""
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part not in ("float", "int") and "[" not in part:
-            text += f".{part}" if text else part
+        elif not (union and (part in ("bool", "float", "int", "str") or "[" in part)):
+            name = part if part and part.isprintable() else repr(part)
+            text += f".{name}" if text else name
     return text

@@ -69,7 +69,11 @@ def noise_floor(constants: Constants, learning_rate: float, devices: int) -> flo
 
 def drift_per_layer(constants: Constants, learning_rate: float) -> FloatArray:
     """κ_j = 4β²γ²G_j²: the paper's drift, layer by layer."""
-    return 4 * constants.smoothness**2 * learning_rate**2 * constants.gradient_moment
+    drift = 4 * constants.smoothness**2 * learning_rate**2 * constants.gradient_moment
+    if drift.max() > checks.LARGEST:
+        problem = f"is {constants.smoothness:g}, and with it the drift 4β²γ²G² is {drift.max():g}"
+        raise InvalidInput("smoothness", problem, "Check smoothness, learning_rate and gradient_moment")
+    return np.where(drift < checks.SMALLEST, 0.0, drift)
 
 
 def gradient_bound(
@@ -108,7 +112,8 @@ class ConvergenceModel:
             object.__setattr__(self, name, checks.number(name, getattr(self, name), positive=True))
         if self.power > LARGEST_POWER:
             raise InvalidInput("drift.power", f"is {self.power:g}", f"Give a power of at most {LARGEST_POWER}")
-        checks.number("budget", abs(self.budget))
+        if not abs(self.budget) <= checks.LARGEST:
+            raise InvalidInput("budget", f"is {self.budget:g}", f"Give a number of at most {checks.LARGEST:g}")
         object.__setattr__(self, "drift_per_layer", checks.vector("drift.per_layer", self.drift_per_layer))
 
     @classmethod

@@ -11,7 +11,6 @@ import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.checks import FloatArray
-from adaptsfl.errors import InvalidInput
 
 BITS_PER_BYTE = 8
 
@@ -56,8 +55,7 @@ class CutCosts:
         if self.memory_bytes is not None:
             memory = checks.vector("memory_bytes", self.memory_bytes, length=layers, of="one per cut")
             object.__setattr__(self, "memory_bytes", memory)
-        if self.names and len(self.names) != layers:
-            raise InvalidInput("names", f"has {len(self.names)} entries", f"Give {layers}, one per layer")
+        object.__setattr__(self, "names", checks.names("names", self.names, self.layers, "one per layer"))
 
     @property
     def layers(self) -> int:
@@ -88,9 +86,9 @@ def cut_costs(
 
     `optimizer_values` is how many numbers the optimiser keeps per parameter: 0 for SGD, 1 with momentum, 2 for Adam.
     """
-    parameters = np.cumsum([layer.parameters for layer in layers])
-    saved = np.cumsum([layer.saved_values for layer in layers])
-    payload_bits = np.array([layer.output_values * bits_per_value for layer in layers])
+    parameters = np.cumsum([float(layer.parameters) for layer in layers])
+    saved = np.cumsum([float(layer.saved_values) for layer in layers])
+    payload_bits = np.array([float(layer.output_values * bits_per_value) for layer in layers])
     model_values = parameters * (2 + optimizer_values)  # the parameter, its gradient, the optimiser's state
     return CutCosts(
         forward_flops=np.cumsum([layer.forward_flops for layer in layers]),

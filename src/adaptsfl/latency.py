@@ -50,8 +50,8 @@ def server_flops(costs: CutCosts, cuts: IntArray) -> FloatArray:
 
 def remaining_flops(costs: CutCosts) -> FloatArray:
     """What cut j leaves to the server, per data sample: (ρ_L − ρ_j) + (ϖ_L − ϖ_j), one entry per cut."""
-    work = costs.forward_flops + costs.backward_flops
-    return work[-1] - work
+    forward, backward = costs.forward_flops, costs.backward_flops
+    return (forward[-1] - forward) + (backward[-1] - backward)
 
 
 def server_turn_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
@@ -92,7 +92,7 @@ def client_model_download_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> Fl
 def non_common_bits(costs: CutCosts, cuts: IntArray) -> FloatArray:
     """Λ_s = N max_i δ_{cut(i)} − Σ_i δ_{cut(i)}: what the edge server holds for single devices and must exchange."""
     bits = costs.client_model_bits[cuts - 1]
-    return cuts.shape[-1] * np.max(bits, axis=-1) - np.sum(bits, axis=-1)
+    return np.sum(np.max(bits, axis=-1, keepdims=True) - bits, axis=-1)
 
 
 def server_model_upload_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:

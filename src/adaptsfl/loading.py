@@ -19,7 +19,7 @@ Optimizer = Literal["sgd", "momentum", "adam"]
 def load_problem(path: Path) -> PlanProblem:
     """Read what is to be planned from a recipe (.toml) or a problem file (.json)."""
     try:
-        match path.suffix:
+        match path.suffix.lower():
             case ".toml":
                 return problem_from_recipe(load_recipe(path))
             case ".json":
@@ -37,7 +37,7 @@ def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
         resources = resources_from(recipe.fleet)
     with _inside("fleet.noise"):
         noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
-    fleet = noise.measure(resources.at(round_), round_)
+        fleet = noise.measure(resources.at(round_), round_)
     with _inside("training"):
         checks.number("learning_rate", recipe.training.learning_rate, positive=True)
     costs = model_costs(recipe.model, recipe.training.batch_size, recipe.training.optimizer)
@@ -86,7 +86,10 @@ def problem_from_file(file: ProblemFile) -> PlanProblem:
         server = Server(**file.server.model_dump())
     with _inside("devices"):
         devices = file.devices.model_dump(exclude={"memory_bytes", "names"})
-        memory = None if file.devices.memory_bytes is None else memory_limits(file.devices.memory_bytes)
+        limits = file.devices.memory_bytes
+        if limits is not None:  # null is no limit; infinity is not a number that a file may give
+            checks.vector("memory_bytes", [1.0 if limit is None else limit for limit in limits], positive=True)
+        memory = None if limits is None else memory_limits(limits)
         fleet = Fleet(**devices, server=server, memory_bytes=memory, names=tuple(file.devices.names or ()))
     with _inside("cuts"):
         costs = CutCosts(**{**file.cuts.model_dump(), "names": tuple(file.cuts.names or ())})

@@ -162,6 +162,29 @@ def test_more_of_any_resource_never_makes_the_optimum_slower():
         assert planner.plan(better).predicted_time_s <= best * (1 + CLOSE)
 
 
+def test_rounded_sums_do_not_hide_the_optimum():
+    """Work of 1 and of 1e12 FLOPs in one problem, for a server on which each of them counts.
+
+    Sums over devices cannot be exact then, and cells of the grid whose corners seem to cost the same may not.
+    """
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        steps = np.sort(rng.choice([0.0, 1e-3, 1.0, 1e9, 1e12, 1e12 - 1e-3, 1e12 - 1.0], 4))
+        costs = CutCosts(steps, np.zeros(4), *rng.integers(0, 3, (2, 4)), np.cumsum(rng.integers(0, 2, 4)))
+        fleet = Fleet(*np.exp(rng.uniform(-3, 3, (5, 4))) * [[1e12], [1], [1], [1], [1]], Server(1e-6, 1.0, 1.0))
+        model = ConvergenceModel(0.1, 2.0, rng.uniform(0, 0.1, 4), 2.0, 1.0)
+        check_exact(PlanProblem(fleet, costs, model, batch_size=1, max_interval=MAX_INTERVAL))
+
+
+def test_a_root_far_beyond_the_longest_interval():
+    """No work at all and hardly any drift: the best interval is the longest, and finding that out must not overflow."""
+    zeros = np.zeros(3)
+    costs = CutCosts(zeros, zeros, zeros, zeros, [1.0, 2.0, 3.0])
+    problem = by_hand(costs=costs, convergence=ConvergenceModel(0.1, 2.0, [1e-12] * 3, 0.1, 1.0), max_interval=1000)
+    check_exact(problem)
+    assert planner.plan(problem).interval == 1000
+
+
 # ── Infeasible problems ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -178,6 +201,15 @@ def test_more_of_any_resource_never_makes_the_optimum_slower():
 def test_infeasible_problems_are_explained(solver, changes, message):
     with pytest.raises(InfeasiblePlan, match=message):
         planner.plan(by_hand(**changes), solver)
+
+
+def test_a_cut_that_is_not_allowed_is_not_blamed_on_memory():
+    problem = by_hand()
+    costs = dataclasses.replace(problem.costs, memory_bytes=[1.0, 2.0, 3.0])
+    fleet = dataclasses.replace(problem.fleet, memory_bytes=[50.0, 50.0])
+    stuck = dataclasses.replace(problem, costs=costs, fleet=fleet, cuts=[3, 1], allowed_cuts=[1, 2])
+    with pytest.raises(InfeasiblePlan, match=r"device 1: planner.cuts gives a cut outside planner.allowed_cuts"):
+        planner.plan(stuck)
 
 
 def test_device_without_memory_for_any_cut_is_named():
@@ -198,8 +230,11 @@ def test_memory_limits_need_the_memory_of_every_cut():
     ("changes", "message"),
     [
         ({"interval": 0}, r"planner.interval: is 0"),
+        ({"interval": 10**9 + 1}, r"planner.interval: is 1000000001. Give a whole number from 1 to 1,000,000,000"),
+        ({"interval": 4, "max_interval": 2}, r"planner.interval: is 4. Give a whole number from 1 to 2"),
+        ({"max_interval": 10**10}, r"planner.max_interval: is 10000000000"),
         ({"cuts": [1]}, r"planner.cuts: has 1 entries"),
-        ({"cuts": [1, 4]}, r"planner.cuts\[1\]: is 4. Give cuts from 1 to 3"),
+        ({"cuts": [1, 4]}, r"planner.cuts\[1\]: is 4. Give a whole number from 1 to 3"),
         ({"allowed_cuts": []}, r"planner.allowed_cuts: is empty"),
         ({"batch_size": 0}, r"batch_size: is 0"),
         ({"batch_size": 1.5}, r"batch_size: is not a whole number: 1\.5"),
@@ -273,6 +308,13 @@ def test_a_solver_that_is_stopped_says_so_and_keeps_its_best_plan(solver):
 def test_exhaustive_refuses_large_problems():
     with pytest.raises(SolverError, match=r"combinations of cuts.*Use the exact solver"):
         planner.plan(paper_like(devices=20, seed=0), "exhaustive")
+
+
+def test_exhaustive_refuses_what_does_not_fit_into_memory():
+    """One interval only, but 2^20 combinations of 20 cuts each."""
+    problem = dataclasses.replace(paper_like(devices=20, seed=0), allowed_cuts=[1, 2], interval=1)
+    with pytest.raises(SolverError, match=r"1.05e\+06 combinations of cuts"):
+        planner.plan(problem, "exhaustive")
 
 
 def test_a_large_problem_is_solved_to_the_end():

@@ -9,7 +9,6 @@ import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.checks import FloatArray
-from adaptsfl.errors import InvalidInput
 
 RATES = ("flops", "uplink_bps", "downlink_bps", "fed_uplink_bps", "fed_downlink_bps")
 
@@ -61,8 +60,7 @@ class Fleet:
             object.__setattr__(self, name, values)
         if self.memory_bytes is not None:
             object.__setattr__(self, "memory_bytes", _memory("memory_bytes", self.memory_bytes, self.size))
-        if self.names and len(self.names) != size:
-            raise InvalidInput("names", f"has {len(self.names)} entries", f"Give {size}, one per device")
+        object.__setattr__(self, "names", checks.names("names", self.names, self.size, "one per device"))
 
     @property
     def size(self) -> int:

@@ -19,6 +19,9 @@ from adaptsfl.fleet.resources import (
 )
 from adaptsfl.fleet.trace import read_trace
 
+MOST_DEVICES = 10_000_000
+BESIDE_A_TRACE = {"trace", "trace_repeats", "noise", "seed"}
+
 _CONFIG_KEYS = {
     "flops": ("device_tflops", TERA),
     "uplink_bps": ("uplink_mbps", MEGA),
@@ -31,12 +34,14 @@ _CONFIG_KEYS = {
 
 def resources_from(config: FleetConfig) -> Resources:
     """Return the resources that a recipe's [fleet] describes."""
+    checks.whole_number("seed", config.seed, at_least=0)
     if config.trace is not None:
+        for key in sorted(config.model_fields_set - BESIDE_A_TRACE):
+            raise InvalidInput(key, "is given beside trace, which fixes the whole fleet", "Remove one of them")
         return read_trace(Path(config.trace), repeats=config.trace_repeats)
     if config.base not in FLEETS:
         raise InvalidInput("base", f"is {config.base!r}", f"Choose one of: {', '.join(FLEETS)}")
-    checks.whole_number("devices", config.devices)
-    checks.whole_number("seed", config.seed, at_least=0)
+    checks.whole_number("devices", config.devices, at_most=MOST_DEVICES)
     ranges = _ranges_from(config, FLEETS[config.base])
     rate_of = {key: rate for rate, (key, _) in _CONFIG_KEYS.items() if rate in RATES}
     for index, key in enumerate(config.redraw or ()):

@@ -6,16 +6,19 @@ of the device called "server" gives the edge server: its flops, and its links to
 
 import csv
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput
-from adaptsfl.fleet.fleet import RATES, Fleet, Server
+from adaptsfl.fleet.fleet import RATES, Fleet, Server, memory_limits
 
 TRACE_COLUMNS = ("round", "device", *RATES)
+MEMORY = "memory_bytes"  # a column that may be left out: no limits
 SERVER_ROW = "server"
 _SERVER_COLUMNS = {"flops": "flops", "fed_uplink_bps": "to_fed_bps", "fed_downlink_bps": "from_fed_bps"}
 
@@ -66,31 +69,33 @@ def write_trace(path: Path, fleets: Iterable[Fleet]) -> None:
     """Write one fleet per round, from round 0 on, as a trace."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(TRACE_COLUMNS)
+        writer.writerow([*TRACE_COLUMNS, MEMORY])
         for round_, fleet in enumerate(fleets):
             server = fleet.server
-            writer.writerow([round_, SERVER_ROW, server.flops, "", "", server.to_fed_bps, server.from_fed_bps])
+            writer.writerow([round_, SERVER_ROW, server.flops, "", "", server.to_fed_bps, server.from_fed_bps, ""])
             for device in fleet:
-                writer.writerow([round_, device.name, *(getattr(device, name) for name in RATES)])
+                writer.writerow([round_, device.name, *(getattr(device, name) for name in (*RATES, MEMORY))])
 
 
 def _trace_rows(path: Path) -> Iterator[tuple[int, int, str, dict[str, float]]]:
     """Yield line number, round, device and the rates given, of every row."""
     try:
-        file = path.open(newline="", encoding="utf-8")
+        file = path.open(newline="", encoding="utf-8-sig")
     except OSError as error:
         raise InvalidInput("", f"cannot be read: {error.strerror}", "Check the path", source=str(path)) from None
-    with file:
+    with file, _readable(path):
         reader = csv.DictReader(file)
         missing = [column for column in TRACE_COLUMNS if column not in (reader.fieldnames or ())]
         if missing:
             raise InvalidInput(missing[0], "is missing from the header", "Add the column", source=str(path))
         for row in reader:
             where = f"{path}, line {reader.line_num}"
-            wanted = _SERVER_COLUMNS if row["device"] == SERVER_ROW else RATES
+            if not row["device"]:
+                raise InvalidInput("device", "is empty", "Name the device", source=where)
+            wanted = _SERVER_COLUMNS if row["device"] == SERVER_ROW else (*RATES, MEMORY)
             try:
                 round_ = int(row["round"])
-                values = {name: float(row[name]) for name in wanted if row[name] not in ("", None)}
+                values = {name: float(row[name]) for name in wanted if row.get(name) not in ("", None)}
             except (TypeError, ValueError) as error:
                 raise InvalidInput("", f"is not a number: {error}", "Give plain numbers", source=where) from None
             for name, value in values.items():
@@ -112,6 +117,15 @@ def _moment(state: dict[str, dict[str, float]], path: Path) -> Fleet:
             if column not in values:
                 raise InvalidInput(column, f"is empty for {name!r} in round 0", "Give a value", source=str(path))
     server = Server(**{ours: state[SERVER_ROW][theirs] for theirs, ours in _SERVER_COLUMNS.items()})
-    return Fleet(
-        **{rate: np.array([state[name][rate] for name in names]) for rate in RATES}, server=server, names=tuple(names)
-    )
+    limits = [state[name].get(MEMORY) for name in names]
+    rates: dict[str, Any] = {rate: np.array([state[name][rate] for name in names]) for rate in RATES}
+    memory = None if all(limit is None for limit in limits) else memory_limits(limits)
+    return Fleet(**rates, server=server, memory_bytes=memory, names=tuple(names))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput("", f"is not a CSV text in UTF-8: {error}", "Save it as such", source=str(path)) from None

@@ -2,7 +2,7 @@
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.planner import exact, exhaustive
-from adaptsfl.planner.problem import Plan, PlanProblem, Status
+from adaptsfl.planner.problem import Plan, PlanProblem, Status, time_ratio
 from adaptsfl.planner.whatif import Alternative, Sensitivity, alternatives, sensitivity
 
 SOLVERS = ("exact", "bcd", "exhaustive")
@@ -33,4 +33,5 @@ __all__ = [
     "alternatives",
     "plan",
     "sensitivity",
+    "time_ratio",
 ]

@@ -107,6 +107,8 @@ class _Search:
         if not grid.alive.any():
             return []
         self.offer(box.deepest, grid.most_promising())
+        for thresholds in grid.answered(self.goal_s):
+            self.offer(box.deepest, thresholds)
         return grid.children(self.goal_s)
 
     def shrink(self, box: Box, rule: IntervalRule) -> tuple[Box, Corners] | None:

@@ -1,5 +1,6 @@
 """Boxes of thresholds (see exact.py), and the grid that bounds thousands of cells of one box in one go."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,7 +70,8 @@ class Grid:
     Attributes:
         axes: the two of T3 … T6 (0 … 3) along which it is cut: those that leave the time least certain.
         bound_s: no plan of the cell is faster; infinite where some device has no cut.
-        upper_s: what the plan at the cell's upper corner takes at most; infinite where the bound is beyond the goal.
+        upper_s: what the plan at the cell's upper corner takes at most, but for rounding of sums (see `_summable`);
+            infinite where the bound is beyond the goal.
         alive: the cells that could hold something better than the goal.
     """
 
@@ -99,16 +101,22 @@ class Grid:
 
     def most_promising(self) -> FloatArray:
         """Return the upper corner of the cell whose upper corner is the best plan."""
-        cell = np.unravel_index(np.argmin(self.upper_s), self.upper_s.shape)
-        thresholds = self.high.copy()
-        thresholds[list(self.axes)] = [bands.high[line] for bands, line in zip(self.bands, cell, strict=True)]
-        return thresholds
+        row, column = np.unravel_index(np.argmin(self.upper_s), self.upper_s.shape)
+        return self._upper_corner(int(row), int(column))
+
+    def answered(self, goal_s: float) -> Iterator[FloatArray]:
+        """Yield the upper corners of cells whose corners cost the same, so that nothing is left to search in them.
+
+        With exact sums there is none below the goal once the most promising plan is known. With rounded sums there may
+        be, and each of them must be looked at for itself.
+        """
+        for row, column in np.argwhere((self.bound_s < goal_s) & (self.bound_s >= self.upper_s)):
+            yield self._upper_corner(int(row), int(column))
 
     def children(self, goal_s: float) -> list[tuple[float, Box]]:
         """Return boxes that cover every cell that could still beat `goal_s`, each with its bound.
 
-        They are split along the threshold that leaves the best cell least certain. A cell whose corners cost the same
-        holds nothing better than the most promising plan, which has been offered before.
+        They are split along the threshold that leaves the best cell least certain.
         """
         alive = (self.bound_s < goal_s) & (self.bound_s < self.upper_s)
         if not alive.any():
@@ -117,6 +125,11 @@ class Grid:
         low, high = self.low_s[:, row, column], self.high_s[:, row, column]
         term = int(np.argmax(self._weight(low) * (high - low)))
         return self._split_cells(alive, self.axes.index(term)) if term in self.axes else self._split_range(alive, term)
+
+    def _upper_corner(self, row: int, column: int) -> FloatArray:
+        thresholds = self.high.copy()
+        thresholds[list(self.axes)] = self.bands[0].high[row], self.bands[1].high[column]
+        return thresholds
 
     def _weight(self, terms: FloatArray) -> FloatArray:
         """How much a second of T3 … T6 weighs in a round, at the interval that suits these terms best."""

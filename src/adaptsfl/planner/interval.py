@@ -68,15 +68,17 @@ class IntervalRule:
         """
         A, B = np.broadcast_arrays(np.asarray(round_s, dtype=np.float64), np.asarray(aggregation_s, dtype=np.float64))
         p, c, kappa = self.model.power, self.model.budget, np.where(self.slope > 0, self.slope, 1.0)
+        largest = self.longest + 1.0  # a root beyond the longest interval need not be known any better
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             start = np.minimum((B * c / (A * kappa * p)) ** (1 / (p + 1)), (c / (kappa * (p + 1))) ** (1 / p))
-            interval = np.where(B > 0, np.clip(start, SMALLEST_ROOT, 1e100), 1.0)
+            interval = np.where(B > 0, np.clip(start, SMALLEST_ROOT, largest), 1.0)
             for _ in range(NEWTON_STEPS):
                 drift = kappa * interval**p
                 excess = A * p * drift * interval + B * (p + 1) * drift - B * c
                 step = excess / (p * (p + 1) * drift * (A * interval + B))
-                interval = np.maximum(interval * np.exp(-step), SMALLEST_ROOT)
-                if np.all((np.abs(step) < 1e-13) | (interval == SMALLEST_ROOT)):
+                interval = np.clip(interval * np.exp(-step), SMALLEST_ROOT, largest)
+                # Newton squares the error, so after a step this small it is below the last digit.
+                if np.all((np.abs(step) < 1e-7) | (interval == SMALLEST_ROOT) | (interval == largest)):
                     break
         return np.where(B > 0, np.where(self.slope > 0, interval, np.inf), 0.0)
 

@@ -47,9 +47,9 @@ class PlanProblem:
                 f"describes {self.convergence.layers} layers",
                 f"The model has {self.layers}; give as many",
             )
-        checks.whole_number("planner.max_interval", self.max_interval)
+        checks.whole_number("planner.max_interval", self.max_interval, at_most=LONGEST_INTERVAL)
         if self.interval is not None:
-            checks.whole_number("planner.interval", self.interval)
+            checks.whole_number("planner.interval", self.interval, at_most=self.max_interval)
         if self.allowed_cuts is not None:
             checks.cut_numbers("planner.allowed_cuts", self.allowed_cuts, self.layers)
         if self.cuts is not None:
@@ -127,10 +127,10 @@ class PlanProblem:
         name = self.fleet.name(index)
         others = f" ({count - 1} more devices are in the same place)" if count > 1 else ""
         memory = self.costs.memory_bytes
-        if self._limits is None or memory is None or not np.isfinite(self._limits[index]):
+        wanted = set(range(1, self.layers + 1) if self.allowed_cuts is None else self.allowed_cuts)
+        wanted = wanted if self.cuts is None else wanted & {self.cuts[index]}
+        if self._limits is None or memory is None or not wanted:
             return f"{name}: planner.cuts gives a cut outside planner.allowed_cuts{others}. Allow it, or give another."
-        wanted = range(1, self.layers + 1) if self.allowed_cuts is None else sorted(self.allowed_cuts)
-        wanted = wanted if self.cuts is None else [self.cuts[index]]
         need, cut = min((float(memory[cut - 1]), cut) for cut in wanted)
         have = self._limits[index]
         return (
@@ -177,13 +177,18 @@ class Plan:
     @property
     def gap(self) -> float:
         """How much slower than the optimum this plan can be at most, as a fraction."""
-        if self.predicted_time_s == self.lower_bound_s:
-            return 0.0
-        return self.predicted_time_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
+        return time_ratio(self.predicted_time_s, self.lower_bound_s) - 1
 
     def total_s(self, phase: PhaseTime) -> float:
         """Seconds that a phase takes over the whole training."""
         return phase.seconds * (self.rounds if phase.every_round else self.rounds / self.interval)
+
+
+def time_ratio(time_s: float, reference_s: float) -> float:
+    """How many times as long as the reference a time is; 1 where both are nothing."""
+    if time_s == reference_s:
+        return 1.0
+    return time_s / reference_s if reference_s > 0 else float("inf")
 
 
 def explained(

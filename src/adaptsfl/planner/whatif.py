@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptsfl.errors import InvalidInput
 from adaptsfl.planner import exact
 from adaptsfl.planner.bound import best_uniform
-from adaptsfl.planner.problem import Plan, PlanProblem
+from adaptsfl.planner.problem import Plan, PlanProblem, time_ratio
 
 RESOURCES = {
     "device compute": ("flops",),
@@ -38,14 +39,17 @@ class Alternative:
     ratio: float
 
 
-def sensitivity(problem: PlanProblem, plan: Plan) -> list[Sensitivity]:
-    """Re-plan with half and with double of every class of resources."""
+def sensitivity(problem: PlanProblem, plan: Plan, time_limit_s: float = float("inf")) -> list[Sensitivity]:
+    """Re-plan with half and with double of every class of resources, each within `time_limit_s`."""
     rows = []
     for resource, names in RESOURCES.items():
         for factor in FACTORS:
-            other = replace(problem, fleet=problem.fleet.scaled(factor, *names))
+            try:
+                other = replace(problem, fleet=problem.fleet.scaled(factor, *names))
+            except InvalidInput:
+                continue  # at the edge of what numbers may be; the plan itself stands
             kept_s = float(other.time_to_target_s(plan.interval, plan.cuts))
-            rows.append(Sensitivity(resource, factor, kept_s, exact.solve(other)))
+            rows.append(Sensitivity(resource, factor, kept_s, exact.solve(other, time_limit_s=time_limit_s)))
     return rows
 
 
@@ -57,7 +61,9 @@ def alternatives(problem: PlanProblem, plan: Plan) -> list[Alternative]:
         time_s = float(problem.time_to_target_s(interval, plan.cuts)) if shortest <= interval <= longest else np.inf
         if np.isfinite(time_s):
             spread = (int(plan.cuts.min()), plan.deepest)
-            rows.append(Alternative("same cuts", interval, spread, time_s / plan.predicted_time_s))
+            rows.append(Alternative("same cuts", interval, spread, time_ratio(time_s, plan.predicted_time_s)))
     uniform = best_uniform(problem)
     spread = (int(uniform.cuts.min()), int(uniform.cuts.max()))
-    return [Alternative("one cut for all", uniform.interval, spread, uniform.time_s / plan.predicted_time_s), *rows]
+    title = "one cut for all" if spread[0] == spread[1] else "one cut, or the deepest allowed"
+    ratio = time_ratio(uniform.time_s, plan.predicted_time_s)
+    return [Alternative(title, uniform.interval, spread, ratio), *rows]

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adaptsfl.convergence import LONGEST_INTERVAL
-from adaptsfl.planner import Alternative, Plan, PlanProblem, Sensitivity
+from adaptsfl.planner import Alternative, Plan, PlanProblem, Sensitivity, time_ratio
 from adaptsfl.report.tables import plain_table
 
 MOST_CUTS_SHOWN = 8
@@ -45,7 +45,7 @@ def comparison_table(plans: Sequence[Plan]) -> RenderableType:
             f"{plan.interval:,}",
             _cut_range(int(plan.cuts.min()), plan.deepest),
             seconds(plan.predicted_time_s),
-            f"{plan.predicted_time_s / plans[0].predicted_time_s - 1:.4%}",
+            f"{time_ratio(plan.predicted_time_s, plans[0].predicted_time_s) - 1:.4%}",
             seconds(plan.solve_s),
             f"{plan.solve_s / plans[0].solve_s:,.1f}×",
         )
@@ -181,9 +181,14 @@ def _sensitivity_table(plan: Plan, sensitivities: Sequence[Sensitivity]) -> Tabl
     for resource in dict.fromkeys(row.resource for row in sensitivities):
         cells = []
         for factor in factors:
-            best = next(row.best for row in sensitivities if (row.resource, row.factor) == (resource, factor))
-            change = best.predicted_time_s / plan.predicted_time_s - 1
-            cells += [f"{change:+.1%}", _short(best)]
+            found = (row.best for row in sensitivities if (row.resource, row.factor) == (resource, factor))
+            best = next(found, None)
+            if best is None:
+                cells += ["–", ""]
+                continue
+            change = time_ratio(best.predicted_time_s, plan.predicted_time_s) - 1
+            unsure = "" if best.status == plan.status == "optimal" else "≈ "  # not both proven
+            cells += [f"{unsure}{change:+.1%}", _short(best)]
         table.add_row(resource, *cells)
     return table
 
