@@ -163,17 +163,23 @@ def test_more_of_any_resource_never_makes_the_optimum_slower():
 
 
 def test_rounded_sums_do_not_hide_the_optimum():
-    """Work of 1 and of 1e12 FLOPs in one problem, for a server on which each of them counts.
+    """Cuts that leave 1e12 FLOPs, or the last digits of that, to a server for which even those digits count.
 
-    Sums over devices cannot be exact then, and cells of the grid whose corners seem to cost the same may not.
+    Sums over devices cannot be exact then, and cells of the grid whose corners seem to cost the same need not.
     """
-    for seed in range(40):
+    for seed in range(60):
         rng = np.random.default_rng(seed)
-        steps = np.sort(rng.choice([0.0, 1e-3, 1.0, 1e9, 1e12, 1e12 - 1e-3, 1e12 - 1.0], 4))
-        costs = CutCosts(steps, np.zeros(4), *rng.integers(0, 3, (2, 4)), np.cumsum(rng.integers(0, 2, 4)))
-        fleet = Fleet(*np.exp(rng.uniform(-3, 3, (5, 4))) * [[1e12], [1], [1], [1], [1]], Server(1e-6, 1.0, 1.0))
-        model = ConvergenceModel(0.1, 2.0, rng.uniform(0, 0.1, 4), 2.0, 1.0)
-        check_exact(PlanProblem(fleet, costs, model, batch_size=1, max_interval=MAX_INTERVAL))
+        devices, layers = rng.integers(3, 6, 2)
+        left = np.sort(rng.integers(1, 4 * devices, layers - 2))[::-1] * 2.0**-13
+        costs = CutCosts(
+            np.concatenate(([1.0], 1e12 - left, [1e12])),
+            np.zeros(layers),
+            *10 ** rng.uniform(1, 5, (2, layers)),
+            np.ones(layers),
+        )
+        links, fast = 10 ** rng.uniform(0, 2, (2, devices)), np.full(devices, 1e9)
+        fleet = Fleet(np.full(devices, 1e12), *links, fast, fast, Server(1e-6, 1e9, 1e9))
+        check_exact(PlanProblem(fleet, costs, ConvergenceModel(0.1, 2.0, [0.01] * layers, 2.0, 1.0), batch_size=1))
 
 
 def test_a_root_far_beyond_the_longest_interval():
