@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptsfl.planner.grid import _summable
+from problems import whole_if_tiny
 
 
-@given(st.lists(st.floats(0, 1e15), min_size=1, max_size=20), st.integers(1, 1000))
+@given(st.lists(st.floats(0, 1e15).map(whole_if_tiny), min_size=1, max_size=20), st.integers(1, 1000))
 def test_summable_values_have_exact_sums_in_any_order(values, devices):
     rounded = _summable(np.array(values), devices)
     several = np.resize(rounded, devices)
