@@ -65,5 +65,6 @@ def alternatives(problem: PlanProblem, plan: Plan) -> list[Alternative]:
     uniform = best_uniform(problem)
     spread = (int(uniform.cuts.min()), int(uniform.cuts.max()))
     title = "one cut for all" if spread[0] == spread[1] else "one cut, or the deepest allowed"
-    ratio = time_ratio(uniform.time_s, plan.predicted_time_s)
+    time_s = float(problem.time_to_target_s(uniform.interval, uniform.cuts))
+    ratio = time_ratio(time_s, plan.predicted_time_s)
     return [Alternative(title, uniform.interval, spread, ratio), *rows]
