@@ -8,7 +8,8 @@ server is always the bottleneck. Drift and target are drawn so that good interva
     python benchmarks/planner.py --quick    # a minute
 
 Times are seconds of the process's own CPU time, which other work on the machine disturbs little; ratios are within one
-run, and the exact solver's time is the median of three. The table is printed and saved as Markdown, every number beside it as JSON.
+run, and the exact solver's time is the median of three. The table is printed and saved as Markdown, every number beside
+it as JSON.
 """
 
 import argparse
