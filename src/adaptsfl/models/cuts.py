@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn.modules.batchnorm import _NormBase
 
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.state import StateRoot, parameters_of
 from adaptsfl.models.trace import EXPLICIT, INNER, Trace, first_line, resolve
 
