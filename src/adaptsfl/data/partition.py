@@ -138,10 +138,10 @@ def check_parts(parts: Parts, batch_size: int) -> None:
     """Raise unless every device can fill a mini-batch."""
     for device, part in enumerate(parts):
         if len(part) < batch_size:
-            have, lower = (f"{len(part)} samples", f" to {len(part)}") if len(part) else ("no samples", "")
+            have, lower = (f"only {len(part)}", f" to {len(part)}") if len(part) else ("no samples", "")
             raise InvalidInput(
                 FIELD,
-                f"leaves device {device} with {have}, a mini-batch has {batch_size}",
+                f"leaves device {device} with {have}, but a mini-batch takes {batch_size}",
                 f"Use fewer devices{', lower training.batch_size' + lower if lower else ''}, or give the device more",
             )
 
@@ -185,9 +185,11 @@ def _undivided(samples: int, devices: int, per_device: int) -> InvalidInput:
     needed = devices * per_device
     works = [n for n in range(1, samples // per_device + 1) if samples % (n * per_device) == 0]
     near = sorted(sorted(works, key=lambda n: abs(n - devices))[:2])
-    also = f", or use {' or '.join(map(str, near))} devices" if near else ""
+    ways = [f"set shard_size = {samples // needed} and leave the rest"] if samples >= needed else []
+    ways += [f"use {' or '.join(map(str, near))} devices"] if near else ["lower shards_per_device"]
+    remedy = ", or ".join(ways)
     return InvalidInput(
         f"{FIELD}.shards_per_device",
         f"is {per_device}: {samples} samples do not divide into {devices} × {per_device} = {needed} equal shards",
-        f"Set shard_size = {max(samples // needed, 1)} and leave the rest{also}",
+        remedy[0].upper() + remedy[1:],
     )
