@@ -17,7 +17,7 @@ from adaptsfl.errors import InvalidInput
 ORDER, SHIFTS = 0, 1  # the random streams of a device
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """One mini-batch of each of K devices, one after the other: `inputs.unflatten(0, (K, b))` takes them apart."""
 
@@ -26,7 +26,7 @@ class Batch:
     indices: Tensor  # (K, b), the numbers of the samples in the training set
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Epoch:
     """One pass of a device over its samples."""
 

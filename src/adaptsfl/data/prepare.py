@@ -20,7 +20,7 @@ from adaptsfl.data.samples import Dataset, Samples
 from adaptsfl.errors import InvalidInput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PreparedData:
     """Everything that training needs to know about its data."""
 

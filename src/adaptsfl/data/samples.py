@@ -11,7 +11,7 @@ from adaptsfl.errors import InvalidInput
 INPUT_DTYPES = (torch.uint8, torch.float32, torch.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Samples:
     """Inputs and labels, one row per sample.
 
@@ -76,7 +76,7 @@ def measured_normalisation(train: Samples) -> Normalisation | None:
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples to train on, samples to test on, the names of the classes, and how inputs are normalised."""
 
