@@ -140,6 +140,9 @@ def one():
 def ragged():
     return [(torch.zeros(2), 0), (torch.zeros(3), 1)], [(torch.zeros(2), 0)]
 
+def mixed():
+    return [(torch.zeros(2), 0), (torch.tensor([1, 2]), 1)], [(torch.zeros(2), 0)]
+
 def nan():
     return [(torch.zeros(2), 0), (torch.tensor([0, float("nan")]), 1)], [(torch.zeros(2), 0)]
 
@@ -178,9 +181,10 @@ def test_torch_datasets_of_the_users_own(own) -> None:
     ("name", "message"),
     [
         ("one", "data.name: own_data_for_test:one returned a Pictures. Return two torch Datasets"),
-        ("ragged", r"ragged \(train\): sample 1 is \(3,\) .* sample 0 is \(2,\)"),
+        ("ragged", r"ragged \(train\): sample 1 is float32\[3\] .* sample 0 is float32\[2\]"),
         ("nan", "NaN or infinity in sample 1"),
-        ("soft", "sample 0 is .* label of torch.float32.*whole numbers"),
+        ("mixed", r"sample 1 is int64\[2\] .* sample 0 is float32\[2\]"),
+        ("soft", r"sample 0 is .* with label float32\[\].*whole numbers"),
         ("broken", "sample 1 raised TypeError"),
         ("empty", r"empty \(train\) has no samples"),
         ("vector", "'vector' is unknown. Did you mean 'vectors'"),

@@ -38,7 +38,7 @@ def cached(
     else the result depends on: which column holds the labels, which classes there are.
     """
     identity = _identity(sources, reading)
-    place = folder / f"{origin.parent.name}-{origin.stem}-{_hash(str(origin.resolve()))}.safetensors"
+    place = folder / f"{origin.parent.name[:40]}-{origin.stem[:40]}-{_hash(str(origin.resolve()))}.safetensors"
     found = _read(place, identity)
     if found is not None:
         return found

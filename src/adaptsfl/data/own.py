@@ -43,13 +43,13 @@ def _in_memory(source: str, dataset: Any) -> Samples:
         raise InvalidInput("data.name", problem, "Every sample is a pair (input, label)") from error
     if not inputs:
         raise InvalidInput("data.name", f"{source} has no samples", "Give at least one")
-    for k, value in enumerate(inputs):
-        if (value.shape, labels[k].shape) != (inputs[0].shape, labels[0].shape) or labels[k].is_floating_point():
-            problem = f"{source}: sample {k} is {tuple(value.shape)} with a label of {labels[k].dtype}"
+    for k, (value, label) in enumerate(zip(inputs, labels, strict=True)):
+        if _kind(value) != _kind(inputs[0]) or label.shape != labels[0].shape or label.is_floating_point():
             raise InvalidInput(
                 "data.name",
-                f"{problem} and shape {tuple(labels[k].shape)}, sample 0 is {tuple(inputs[0].shape)}",
-                "Give all samples one shape, and whole numbers as labels",
+                f"{source}: sample {k} is {_kind(value)} with label {_kind(label)}, "
+                f"sample 0 is {_kind(inputs[0])} with label {_kind(labels[0])}",
+                "Give all samples one shape and type, and whole numbers as labels",
             )
     return Samples(torch.stack(inputs), torch.stack(labels).to(torch.int64))
 
@@ -73,3 +73,7 @@ def _tensor(value: Any) -> Tensor:
     if tensor.dtype == torch.uint8:
         return tensor
     return tensor.to(torch.float32 if tensor.is_floating_point() or tensor.dtype == torch.bool else torch.int64)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
