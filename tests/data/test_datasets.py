@@ -74,6 +74,13 @@ def test_the_folder_of_the_environment_variable(small_cifar, monkeypatch) -> Non
     assert dataset.normalisation == HUB["cifar10"].normalisation
 
 
+def test_a_path_may_hold_several_datasets(small_cifar, write_parquet) -> None:
+    for split in ("train", "test"):
+        write_parquet(small_cifar / "cifar100" / f"{split}.parquet", random_images(3), [0, 1, 99], label="fine_label")
+    assert len(load_dataset(DataConfig(name="cifar10", path=str(small_cifar))).train) == 40
+    assert len(load_dataset(DataConfig(name="cifar100", path=str(small_cifar))).train) == 3
+
+
 def test_the_layout_of_a_copy_of_the_hub(tmp_path, write_parquet) -> None:
     for k in range(2):
         name = f"plain_text/train-0000{k}-of-00002.parquet"
