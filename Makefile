@@ -5,6 +5,11 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
+# Tests of real datasets read them from here; without the folder they are skipped.
+ifneq ($(wildcard ../shared/data/.),)
+test: export ADAPTSFL_DATA ?= $(abspath ../shared/data)
+endif
+
 .PHONY: setup test format demo bench clean
 
 setup: .venv/installed

@@ -106,6 +106,33 @@ class FleetConfig(Section):
     trace_repeats: bool = False
 
 
+class PartitionConfig(Section):
+    """How the training samples are shared out among the devices; a key that the kind does not read is refused."""
+
+    kind: Literal["iid", "shards", "dirichlet", "files"] = "iid"
+    seed: int = 0
+    shards_per_device: int | None = None  # shards: 2, as in the paper
+    shard_size: int | None = None  # shards: by default all samples, which must then divide evenly
+    alpha: float | None = None  # dirichlet
+    min_samples: int | None = None  # dirichlet: of every device, by default one mini-batch
+    files: list[str] | None = None  # files: one per device, beside the recipe
+
+
+class DataConfig(Section):
+    """The samples: a known dataset, a folder, or `package.module:factory` of the user's own, and who holds which."""
+
+    name: str = "digits"
+    path: str | None = None  # beside the recipe
+    options: dict[str, bool | int | float | str] = {}  # for the factory
+    cache: str | None = None  # where decoded images are kept
+    mean: list[float] | None = None  # per channel, of inputs in 0 … 1
+    std: list[float] | None = None
+    augmentation: Literal["none", "crop-flip"] = "none"
+    weights: Literal["equal", "size"] = "equal"  # of the devices in every average
+    seed: int = 0  # of the order of the mini-batches
+    partition: PartitionConfig = PartitionConfig()
+
+
 class Recipe(Section):
     """One experiment."""
 
@@ -115,6 +142,7 @@ class Recipe(Section):
     fleet: FleetConfig = FleetConfig()
     convergence: ConvergenceConfig
     planner: PlannerConfig = PlannerConfig()
+    data: DataConfig | None = None
 
 
 class DevicesSection(Section):
@@ -165,16 +193,18 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Read a recipe; its trace, if any, is looked for beside it."""
+    """Read a recipe; the files that it names are looked for beside it."""
     try:
         content = tomllib.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise InvalidInput("", f"is not valid TOML: {error}", "Mend the syntax", source=str(path)) from None
     recipe = parse(Recipe, content, source=str(path))
-    if recipe.fleet.trace is None:
-        return recipe
-    fleet = recipe.fleet.model_copy(update={"trace": str(path.parent / recipe.fleet.trace)})
-    return recipe.model_copy(update={"fleet": fleet})
+    sections: dict[str, Section] = {}
+    if recipe.fleet.trace is not None:
+        sections["fleet"] = recipe.fleet.model_copy(update={"trace": str(path.parent / recipe.fleet.trace)})
+    if recipe.data is not None:
+        sections["data"] = _beside(path.parent, recipe.data)
+    return recipe.model_copy(update=sections)
 
 
 def load_problem_file(path: Path) -> ProblemFile:
@@ -203,6 +233,14 @@ def parse(section: type[AnySection], content: Any, *, source: str = "") -> AnySe
         problem, remedy = _explain(first, section)
         union = first["type"] not in ("extra_forbidden", "missing")
         raise InvalidInput(_dotted(first["loc"], union=union), problem, remedy, source=source) from None
+
+
+def _beside(folder: Path, data: DataConfig) -> DataConfig:
+    """Return the section with the paths in it as seen from the folder of its recipe."""
+    named = {key: str(folder / value) for key in ("path", "cache") if (value := getattr(data, key)) is not None}
+    files = data.partition.files
+    placed = None if files is None else [str(folder / file) for file in files]
+    return data.model_copy(update={**named, "partition": data.partition.model_copy(update={"files": placed})})
 
 
 def _read(path: Path) -> str:
@@ -241,7 +279,7 @@ def _keys(section: type[Section]) -> set[str]:
     keys: set[str] = set()
     for key, field in section.model_fields.items():
         keys.add(key)
-        for inner in (field.annotation, *get_args(field.annotation)):
+        for inner in (field.annotation, *get_args(field.annotation)):  # a section, or a section or None
             if isinstance(inner, type) and issubclass(inner, Section):
                 keys |= _keys(inner)
     return keys

@@ -6,6 +6,9 @@ AdaptSFLError
 └── SolverError       a solver cannot take this problem, or failed on it
 """
 
+import difflib
+from collections.abc import Collection
+
 
 class AdaptSFLError(Exception):
     """Base of all errors raised for reasons a user can act on."""
@@ -38,3 +41,16 @@ class InfeasiblePlan(AdaptSFLError):
 
 class SolverError(AdaptSFLError):
     """A solver cannot take this problem (for example, exhaustive search of a large one) or failed on it."""
+
+
+def unknown(field: str, name: str, known: Collection[str], remedy: str) -> InvalidInput:
+    """Return the error for a name that is not among the known ones, with the nearest of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    question = f"Did you mean {near[0]!r}? " if near else ""
+    return InvalidInput(field, f"{name!r} is unknown", question + remedy)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn.modules.batchnorm import _NormBase
 
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.state import StateRoot, parameters_of
-from adaptsfl.models.trace import EXPLICIT, INNER, Trace, first_line, resolve
+from adaptsfl.models.trace import EXPLICIT, INNER, Trace, resolve
 
 BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)

@@ -18,11 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adaptsfl import checks
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.cuts import BATCHES, with_batch
 from adaptsfl.models.pieces import Piece
 from adaptsfl.models.split import SplitModel
-from adaptsfl.models.trace import first_line, mode
+from adaptsfl.models.trace import mode
 
 WireDtype = Literal["float32", "float16", "bfloat16", "int8"]
 Optimizer = Literal["sgd", "momentum", "adam"]

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from adaptsfl import checks
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.cuts import Flow, find_cuts, label, with_batch
 from adaptsfl.models.pieces import Piece, Segment, Step, make_step
 from adaptsfl.models.trace import (
     EXPLICIT,
     Traces,
     check_one_input,
-    first_line,
     mode,
     required_inputs,
     resolve,

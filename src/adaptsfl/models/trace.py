@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.export import export_graph
 
 EXPLICIT = "Pass the layers yourself: split(model, example_input, layers=[model.stem, *model.blocks, model.head])"
@@ -236,12 +236,6 @@ def resolve(root: nn.Module, target: str) -> Any:
     for part in target.split("."):
         value = getattr(value, part)
     return value
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _few(names: Sequence[str]) -> str:

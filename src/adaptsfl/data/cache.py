@@ -1,0 +1,100 @@
+"""Decoded samples kept between runs: one safetensors file per source, replaced when the source changes."""
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from adaptsfl.data.samples import Samples
+
+FORMAT = "adaptsfl-samples-1"  # another number where decoding changes, so that older caches are not believed
+
+Decoded = tuple[Samples, tuple[str, ...]]  # with the names of the classes
+
+
+def cache_folder(given: str | None) -> Path:
+    """Return the recipe's folder, else that of ADAPTSFL_CACHE, else `adaptsfl` where caches belong on this system."""
+    if chosen := given or os.environ.get("ADAPTSFL_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "adaptsfl"
+
+
+def cached(
+    folder: Path, origin: Path, sources: Sequence[Path], decode: Callable[[], Decoded], *, reading: str
+) -> Decoded:
+    """Return what `decode` makes of the files `sources`, from the cache if they are the same as when it was written.
+
+    `origin` is the file or folder that they came from; there is one cache file for each origin. `reading` is whatever
+    else the result depends on: which column holds the labels, which classes there are.
+    """
+    identity = _identity(sources, reading)
+    place = folder / f"{origin.parent.name[:40]}-{origin.stem[:40]}-{_hash(str(origin.resolve()))}.safetensors"
+    found = _read(place, identity)
+    if found is not None:
+        return found
+    samples, classes = decode()
+    try:
+        _write(place, identity, samples, classes)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = "set data.cache or ADAPTSFL_CACHE to a folder that can be written"
+        warnings.warn(f"{place.parent}: cannot keep decoded images ({reason}); {advice}", stacklevel=2)
+    return samples, classes
+
+
+def _identity(sources: Sequence[Path], reading: str) -> str:
+    """Size and time of change of every file: reading them all to be surer would cost what the cache saves."""
+    files = [(str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in sources]
+    return _hash([reading, files])
+
+
+def _read(place: Path, identity: str) -> Decoded | None:
+    """Return what the cache holds, or None if it is missing, out of date or damaged: then it is written anew."""
+    try:
+        with safe_open(place, framework="pt") as file:
+            about = file.metadata() or {}
+            if (about.get("format"), about.get("identity")) != (FORMAT, identity):
+                return None
+            inputs, labels = file.get_tensor("inputs"), file.get_tensor("labels")
+        if about.get("checksum") != _checksum(inputs, labels):
+            return None
+        return Samples(inputs, labels), tuple(json.loads(about["classes"]))
+    except (OSError, SafetensorError):
+        return None
+
+
+def _write(place: Path, identity: str, samples: Samples, classes: tuple[str, ...]) -> None:
+    """Write beside the place and then rename: readers see the old file or the new one, never a part."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{place.stem}-", dir=place.parent)
+    os.close(handle)
+    try:
+        tensors = {"inputs": samples.inputs, "labels": samples.labels}
+        about = {"format": FORMAT, "identity": identity, "classes": json.dumps(classes)}
+        save_file(tensors, name, {**about, "checksum": _checksum(**tensors)})
+        os.replace(name, place)
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise OSError(str(error)) from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _checksum(inputs: Tensor, labels: Tensor) -> str:
+    value = 0
+    for tensor in (inputs, labels):
+        value = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, value)
+    return f"{value:08x}"
+
+
+def _hash(parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]

@@ -1,0 +1,75 @@
+"""A dataset from what a recipe names."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from adaptsfl.config import DataConfig
+from adaptsfl.data.cache import cache_folder
+from adaptsfl.data.folder import read_class_folders
+from adaptsfl.data.hub import HUB, load_hub_dataset
+from adaptsfl.data.own import load_own
+from adaptsfl.data.samples import Dataset, Normalisation, Samples, measured_normalisation
+from adaptsfl.errors import InvalidInput, unknown
+
+NAMES = ("digits", *HUB, "images")
+
+DIGITS_TEST_SIZE = 357  # leaves 1440 to train on, which divides among many numbers of devices and shards
+# Of the training set in 0 … 1.
+DIGITS_NORMALISATION = Normalisation((0.3053,), (0.3760,))
+
+
+def load_dataset(config: DataConfig) -> Dataset:
+    """Load what `[data]` names into memory: digits, cifar10, cifar100, images (a folder), or package.module:factory."""
+    own = ":" in config.name
+    if config.options and not own:
+        raise InvalidInput("data.options", f"is given, but {config.name} takes none", "Only a factory takes options")
+    if config.path is not None and (own or config.name == "digits"):
+        remedy = "Remove it" + ("; give the factory what it needs as data.options" if own else "")
+        raise InvalidInput("data.path", f"is {config.path!r}, but {config.name} reads no files", remedy)
+    dataset = _load(config, cache_folder(config.cache))
+    if config.mean is None and config.std is None:
+        return dataset
+    return replace(dataset, normalisation=Normalisation(tuple(config.mean or ()), tuple(config.std or ())))
+
+
+def _load(config: DataConfig, cache: Path) -> Dataset:
+    if ":" in config.name:
+        return load_own(config.name, dict(config.options))
+    if config.name == "digits":
+        return _load_digits()
+    if config.name in HUB:
+        return load_hub_dataset(config.name, config.path, cache)
+    if config.name == "images":
+        return _load_images(config.path, cache)
+    remedy = f"Give one of {', '.join(NAMES)}, or package.module:factory of your own"
+    raise unknown("data.name", config.name, NAMES, remedy)
+
+
+def _load_digits() -> Dataset:
+    """Return scikit-learn's 1797 digits of 8×8 pixels, in 0 … 1: 1440 to train on, 357 to test on, always the same."""
+    # Imported here: scikit-learn takes longer to import than everything else in this room together.
+    from sklearn.datasets import load_digits  # noqa: PLC0415
+    from sklearn.model_selection import train_test_split  # noqa: PLC0415
+
+    digits = load_digits()
+    inputs = (digits.images[:, None] / 16).astype("float32")
+    split = train_test_split(inputs, digits.target, test_size=DIGITS_TEST_SIZE, stratify=digits.target, random_state=0)
+    train_inputs, test_inputs, train_labels, test_labels = (torch.from_numpy(part) for part in split)
+    train = Samples(train_inputs, train_labels.to(torch.int64))
+    test = Samples(test_inputs, test_labels.to(torch.int64))
+    return Dataset(train, test, tuple(map(str, range(10))), DIGITS_NORMALISATION)
+
+
+def _load_images(path: str | None, cache: Path) -> Dataset:
+    """Read train/<class>/* and test/<class>/*; the training images fix the classes and the normalisation."""
+    if path is None:
+        raise InvalidInput("data.path", "is missing", "Give a folder with train/<class>/ and test/<class>/ images")
+    for split in ("train", "test"):
+        if not (Path(path) / split).is_dir():
+            problem = f"{path} has no folder {split}"
+            raise InvalidInput("data.path", problem, "Give a folder with train/<class>/ and test/<class>/ images")
+    train, classes = read_class_folders(Path(path) / "train", cache)
+    test, _ = read_class_folders(Path(path) / "test", cache, classes)
+    return Dataset(train, test, classes, measured_normalisation(train))

@@ -1,0 +1,44 @@
+"""Images in folders, one folder per class."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from adaptsfl.data.cache import Decoded, cached
+from adaptsfl.data.images import decode_images
+from adaptsfl.data.samples import Samples
+from adaptsfl.errors import InvalidInput, unknown
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
+
+
+def read_class_folders(folder: Path, cache: Path, classes: Sequence[str] | None = None) -> Decoded:
+    """Decode `folder`/<class>/*; labels follow `classes`, or the alphabet where none are given."""
+    if not folder.is_dir():
+        raise InvalidInput("data.path", f"{folder} is not a folder", "Give a folder with one folder per class")
+    present = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    names = tuple(present if classes is None else classes)
+    for name in present:
+        if name not in names:
+            raise unknown(
+                "data.path", f"{folder.name}/{name}", [f"{folder.name}/{k}" for k in names], "Rename the class"
+            )
+    files = [(file, names.index(name)) for name in present for file in _images_in(folder / name)]
+    if not files:
+        ending = ", ".join(sorted(SUFFIXES))
+        raise InvalidInput("data.path", f"{folder} has no images", f"Put them in <class>/ folders, as {ending}")
+    paths = [path for path, _ in files]
+
+    def decode() -> Decoded:
+        inputs = decode_images(paths, len(paths), lambda k: str(paths[k]))
+        return Samples(inputs, torch.tensor([label for _, label in files])), names
+
+    return cached(cache, folder, paths, decode, reading="/".join(names))  # no name of a folder holds a slash
+
+
+def _images_in(folder: Path) -> list[Path]:
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise InvalidInput("data.path", f"the class folder {folder} has no images", "Add some, or remove the folder")
+    return files

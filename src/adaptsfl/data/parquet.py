@@ -1,0 +1,75 @@
+"""Labelled images in parquet files, in the schema of the Hugging Face hub."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from adaptsfl.data.cache import Decoded
+from adaptsfl.data.images import decode_images
+from adaptsfl.data.samples import Samples
+from adaptsfl.errors import InvalidInput, first_line
+
+IMAGE_COLUMNS = ("img", "image")
+
+
+def read_parquet(files: Sequence[Path], label: str) -> Decoded:
+    """Decode all rows of the files, in order; `label` names the column with the labels."""
+    tables = []
+    for file in files:
+        try:
+            image = _check_schema(pq.read_schema(file), label, str(file))
+            tables.append(pq.read_table(file, columns=[image, label]))
+        except (pa.ArrowException, OSError) as error:
+            problem = f"{file} cannot be read as parquet: {first_line(error)}"
+            raise InvalidInput("data.path", problem, "Get the file again") from error
+    return decode_table(pa.concat_tables(tables), label, " + ".join(map(str, files)))
+
+
+def decode_table(table: Any, label: str, source: str) -> Decoded:
+    """Decode the images of an Arrow table: a column img or image (struct with `bytes`), a column of integer labels."""
+    image = _check_schema(table.schema, label, source)
+    if table.num_rows == 0:
+        raise InvalidInput("data.path", f"{source} has no rows", "Get the file again")
+    encoded = table.column(image).combine_chunks().field("bytes")
+    for column, values in ((f"{image}.bytes", encoded), (label, table.column(label))):
+        if values.null_count:
+            row = values.is_null().to_pylist().index(True)
+            problem = f"{source}: row {row} has no {column}"
+            raise InvalidInput("data.path", problem, "Give a file that holds every image and label itself")
+    inputs = decode_images(encoded.to_pylist(), table.num_rows, lambda k: f"{source}: the image in row {k}")
+    labels = torch.from_numpy(table.column(label).to_numpy().astype("int64"))
+    return Samples(inputs, labels), _class_names(table.schema, label, int(labels.max()) + 1)
+
+
+def _check_schema(schema: Any, label: str, source: str) -> str:
+    """Return the name of the image column, or say what the file holds instead."""
+    image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+    fits = image is not None and label in schema.names and pa.types.is_integer(schema.field(label).type)
+    if fits:
+        kind = schema.field(image).type
+        fits = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        fits = fits and (
+            pa.types.is_binary(kind.field("bytes").type) or pa.types.is_large_binary(kind.field("bytes").type)
+        )
+    if image is None or not fits:
+        columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
+        raise InvalidInput(
+            "data.path",
+            f"{source} has the wrong columns: {columns}",
+            f"Give a file with img or image (struct with bytes) and {label} (integer), as on the Hugging Face hub",
+        )
+    return image
+
+
+def _class_names(schema: Any, label: str, count: int) -> tuple[str, ...]:
+    """Return the names that the hub's metadata gives the classes, or their numbers where there is no metadata."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features[label]["names"])
+    except (KeyError, TypeError, ValueError):
+        return tuple(str(k) for k in range(count))

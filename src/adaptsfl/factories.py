@@ -1,0 +1,53 @@
+"""Functions of the user's own, named in a recipe or on a command line as `package.module:factory`."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from adaptsfl.errors import InvalidInput, first_line, unknown
+
+
+def find(field: str, target: str, returns: str) -> Callable[..., Any]:
+    """Import the function that `target` names; `returns` says what it should give, for the error message."""
+    package, _, name = target.partition(":")
+    try:
+        found: Any = importlib.import_module(package)
+    except Exception as error:
+        problem = f"{target}: importing {package!r} raised {type(error).__name__}: {first_line(error)}"
+        raise InvalidInput(field, problem, "Give package.module:factory of a module that Python can import") from error
+    if not callable(getattr(found, name, None)):
+        callables = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+        raise unknown(f"{field} {package}", name, callables, f"Give a function of it that returns {returns}")
+    factory: Callable[..., Any] = getattr(found, name)
+    return factory
+
+
+def call(field: str, name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Return what `factory` makes of `options`; whatever goes wrong in it is an error of `field`."""
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(factory).parameters) or "no options"
+        raise InvalidInput(field, f"{name} does not take these options: {error}", f"It takes {known}") from None
+    try:
+        return factory(**options)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        problem = f"{name} raised {type(error).__name__}: {first_line(error)}"
+        raise InvalidInput(field, problem, "Make the factory work on its own first") from error
+
+
+@contextmanager
+def importing_from_here() -> Iterator[None]:
+    """Let Python import from the working directory, as `python -m` does and an installed command does not."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
