@@ -19,7 +19,7 @@ from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.convergence import Intervals
 from adaptsfl.planner.problem import PlanProblem
 
-NEWTON_STEPS = 60
+NEWTON_STEPS = 8
 SMALLEST_ROOT = 0.5  # a root below 1 need not be known any better
 
 
@@ -63,30 +63,28 @@ class IntervalRule:
     def root(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
         """Return I' with Ξ(I') = 0, by Newton–Raphson in log I.
 
-        In log I, Ξ is a sum of rising exponentials, hence convex for every p > 0. The start is where the larger of its
-        two terms alone would reach B c, so it lies right of the root and the steps fall towards it without overshoot.
+        Ξ/B = κ I^p (p (A/B) I + p + 1) − c. In log I that is a sum of rising exponentials, hence convex for every
+        p > 0. The start is where the larger of its two terms alone would reach c: right of the root, so that the steps
+        fall towards it without overshoot, and so near (Ξ/B ≤ c there) that eight of them reach the last digit.
         """
         A, B = np.broadcast_arrays(np.asarray(round_s, dtype=np.float64), np.asarray(aggregation_s, dtype=np.float64))
-        p, c, kappa = self.model.power, self.model.budget, np.where(self.slope > 0, self.slope, 1.0)
+        p, kappa = self.model.power, np.where(self.slope > 0, self.slope, 1.0)
         largest = self.longest + 1.0  # a root beyond the longest interval need not be known any better
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            start = np.minimum((B * c / (A * kappa * p)) ** (1 / (p + 1)), (c / (kappa * (p + 1))) ** (1 / p))
-            interval = np.where(B > 0, np.clip(start, SMALLEST_ROOT, largest), 1.0)
+            x, c = A / B, self.model.budget / kappa
+            interval = np.minimum((c / (p * x)) ** (1 / (p + 1)), (c / (p + 1)) ** (1 / p))
             for _ in range(NEWTON_STEPS):
-                drift = kappa * interval**p
-                excess = A * p * drift * interval + B * (p + 1) * drift - B * c
-                step = excess / (p * (p + 1) * drift * (A * interval + B))
-                interval = np.clip(interval * np.exp(-step), SMALLEST_ROOT, largest)
-                # Newton squares the error, so after a step this small it is below the last digit.
-                if np.all((np.abs(step) < 1e-7) | (interval == SMALLEST_ROOT) | (interval == largest)):
-                    break
+                interval = np.minimum(np.maximum(interval, SMALLEST_ROOT), largest)
+                power, product = interval**p, x * interval
+                step = (power * (p * product + (p + 1)) - c) / (power * (product + 1))
+                interval = interval * np.exp(step / -(p * (p + 1)))
         return np.where(B > 0, np.where(self.slope > 0, interval, np.inf), 0.0)
 
     def choose(self, round_s: FloatArray, aggregation_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return I* and Θ(I*)."""
-        down = np.floor(self.root(round_s, aggregation_s))
-        ones = np.ones_like(down)
-        candidates = np.clip(np.stack((ones, 2 * ones, down, down + 1)), self.shortest, self.longest)
+        down = np.maximum(np.floor(self.root(round_s, aggregation_s)), 2.0)
+        candidates = np.stack((np.ones_like(down), down, down + 1))
+        candidates = np.minimum(np.maximum(candidates, self.shortest), self.longest)
         times = (round_s + aggregation_s / candidates) / self._progress(candidates)
         winner = np.argmin(times, axis=0)[None]
         time_s = np.take_along_axis(times, winner, 0)[0]
