@@ -4,7 +4,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from adaptsfl import __version__, planner
+from adaptsfl import __version__, loading, models, planner
 from adaptsfl.cli import app
 from problems import by_hand
 
@@ -380,8 +380,11 @@ def test_profile_draws_a_figure(tmp_path):
         (["badnets:two_layers", "--input-shape", "-4"], "model.input_shape[0]: is -4"),
         (["vgg16", "--option", "colour=red"], "model: vgg16 does not take these options"),
         (["vgg16", "--option", "classes"], "option: is 'classes'. Give KEY=VALUE"),
-        (["vgg16", "--option", "norm=best"], "norm: is 'best'. Give 'none', 'batch' or 'group'"),
-        (["vgg_digits", "--plot", "cuts.bmp"], "path: is 'cuts.bmp'. Give a file name that ends in .png or .svg"),
+        (["vgg16", "--option", "norm=best"], "model.options.norm: is 'best'. Give 'none', 'batch' or 'group'"),
+        (["vgg16", "--option", "device=cpu"], "model.options.device: is 'cpu'"),
+        (["badnets:leaves"], "model: badnets:leaves raised SystemExit"),
+        (["builtins:dict"], "model: builtins:dict returned a dict"),
+        (["vgg_digits", "--plot", "cuts.bmp"], "plot: is 'cuts.bmp'. Give a file name that ends in .png or .svg"),
     ],
 )
 def test_bad_models_are_explained(write, tmp_path, monkeypatch, arguments, message):
@@ -394,6 +397,32 @@ def test_bad_models_are_explained(write, tmp_path, monkeypatch, arguments, messa
     assert answer.stdout == ""
 
 
+def test_what_a_factory_prints_does_not_mix_with_json(write, tmp_path, monkeypatch):
+    write("badnets.py", BAD_NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "badnets", raising=False)
+    answer = profile("badnets:talks", "--input-shape", "4", "--json")
+    assert answer.exit_code == 0, answer.output
+    assert len(json.loads(answer.stdout)["names"]) == 2
+    assert "hello" in answer.stderr
+
+
+def test_a_model_too_large_to_build_is_measured_by_its_shapes(monkeypatch):
+    """As if vgg_digits were too large: nothing is built for real, and the costs are the same."""
+    real = profile("vgg_digits", "--json").stdout
+    built: list[str] = []
+
+    def build(name, *, device, **options):
+        built.append(device)
+        return original(name, device=device, **options)
+
+    original = models.build
+    monkeypatch.setattr(models, "build", build)
+    monkeypatch.setattr(loading, "LARGEST_BUILT", 0)
+    assert profile("vgg_digits", "--json").stdout == real
+    assert built == ["meta"]
+
+
 BAD_NETS = """
 from torch import nn
 
@@ -402,6 +431,13 @@ def raises():
 
 def number():
     return 3
+
+def leaves():
+    raise SystemExit(0)
+
+def talks():
+    print("hello")
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
 
 def one_layer():
     return nn.Sequential(nn.Linear(4, 2), nn.ReLU())

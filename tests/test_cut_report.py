@@ -33,7 +33,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_another_suffix() -> None:
-    with pytest.raises(InvalidInput, match=r"path: is 'cuts\.bmp'\. Give a file name that ends in \.png or \.svg"):
+    with pytest.raises(InvalidInput, match=r"plot: is 'cuts\.bmp'\. Give a file name that ends in \.png or \.svg"):
         plot_cuts(COSTS, "cuts.bmp")
 
 

@@ -100,11 +100,13 @@ def profile(
             input_shape=None if input_shape is None else _shape(input_shape),
             input_dtype=input_dtype,
         )
+        if plot is not None:
+            cut_report.check_suffix(plot)
         costs = model_costs(settings, batch_size, optimizer)
         if plot is not None:
             cut_report.plot_cuts(costs, plot, title=model)
-    except AdaptSFLError as error:
-        _complain(str(error))
+    except Exception as error:
+        _complain(str(error) if isinstance(error, AdaptSFLError) else _bug(error))
         raise typer.Exit(1) from None
     if as_json:
         _print_json(cut_report.cut_data(costs))

@@ -61,7 +61,7 @@ class ModelConfig(Section):
     """The model: a name of the zoo, or `package.module:factory` of the user's own, and how it is cut and sent."""
 
     name: str
-    options: dict[str, bool | int | float | str] = {}
+    options: dict[str, bool | int | float | str] = {}  # any but "device", which tells `build` where to build
     granularity: Literal["layer", "block"] = "layer"
     wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     input_shape: list[int] | None = None  # of one sample, for a factory that gives no example input

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ def find(field: str, target: str, returns: str) -> Callable[..., Any]:
     """Import the function that `target` names; `returns` says what it should give, for the error message."""
     package, _, name = target.partition(":")
     try:
-        found: Any = importlib.import_module(package)
-    except Exception as error:
+        with _prints_to_stderr():
+            found: Any = importlib.import_module(package)
+    except (Exception, SystemExit) as error:
         problem = f"{target}: importing {package!r} raised {type(error).__name__}: {first_line(error)}"
         raise InvalidInput(field, problem, "Give package.module:factory of a module that Python can import") from error
     if not callable(getattr(found, name, None)):
@@ -28,18 +29,26 @@ def find(field: str, target: str, returns: str) -> Callable[..., Any]:
 
 def call(field: str, name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Return what `factory` makes of `options`; whatever goes wrong in it is an error of `field`."""
+    with suppress(ValueError):  # built-in functions need not tell what they take
+        signature = inspect.signature(factory)
+        try:
+            signature.bind(**options)
+        except TypeError as error:
+            known = ", ".join(signature.parameters) or "no options"
+            raise InvalidInput(field, f"{name} does not take these options: {error}", f"It takes {known}") from None
     try:
-        inspect.signature(factory).bind(**options)
-    except TypeError as error:
-        known = ", ".join(inspect.signature(factory).parameters) or "no options"
-        raise InvalidInput(field, f"{name} does not take these options: {error}", f"It takes {known}") from None
-    try:
-        return factory(**options)
+        with _prints_to_stderr():
+            return factory(**options)
     except InvalidInput:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"{name} raised {type(error).__name__}: {first_line(error)}"
         raise InvalidInput(field, problem, "Make the factory work on its own first") from error
+
+
+def _prints_to_stderr() -> AbstractContextManager[Any]:
+    """Keep what a user's code prints out of our own output, which may be JSON."""
+    return redirect_stdout(sys.stderr)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from adaptsfl.planner import PlanProblem
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 
+LARGEST_BUILT = 2_000_000_000  # bytes of parameters
+
 
 def load_problem(path: Path) -> PlanProblem:
     """Read what is to be planned from a recipe (.toml) or a problem file (.json)."""
@@ -49,26 +51,31 @@ def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
 def model_costs(model: ModelConfig, batch_size: int, optimizer: Optimizer) -> CutCosts:
     """Split the model that a recipe names and measure what every cut of it costs.
 
-    It is built on the meta device, where it takes no memory. A factory or a layer that needs real numbers fails there;
-    then it is built for real, and if that fails too, its error is the one to show.
+    It is first built on the meta device, which tells its size without taking memory. Up to `LARGEST_BUILT` it is then
+    built for real, so that `split` can check its layers against it. A factory that fails on the meta device is built
+    for real too: it may need real numbers.
     """
-    try:
-        return _measured_on("meta", model, batch_size, optimizer)
-    except InvalidInput:
-        return _measured_on("cpu", model, batch_size, optimizer)
-
-
-def _measured_on(device: str, model: ModelConfig, batch_size: int, optimizer: Optimizer) -> CutCosts:
     try:
         import torch  # noqa: PLC0415  (an extra: problem files are planned without it)
 
         from adaptsfl import models  # noqa: PLC0415
     except ModuleNotFoundError:
         raise InvalidInput("model", "needs torch", "Install it: pip install 'adaptsfl[train]'") from None
-    built = models.build(model.name, device=device, **model.options)
+    if "device" in model.options:
+        raise InvalidInput(
+            "model.options.device", f"is {model.options['device']!r}", "Remove it: models are planned without one"
+        )
+    shape = [checks.whole_number(f"model.input_shape[{k}]", size) for k, size in enumerate(model.input_shape or ())]
+    with _options_named():
+        try:
+            built, device = models.build(model.name, device="meta", **model.options), "meta"
+            small = sum(tensor.nbytes for tensor in built.module.parameters()) <= LARGEST_BUILT
+        except InvalidInput:
+            small = True
+        if small:
+            built, device = models.build(model.name, device="cpu", **model.options), "cpu"
     example = built.example_input
-    if model.input_shape is not None:
-        shape = [checks.whole_number(f"model.input_shape[{k}]", size) for k, size in enumerate(model.input_shape)]
+    if shape:
         example = torch.zeros(1, *shape, dtype=getattr(torch, model.input_dtype), device=device)
     if example is None:
         raise InvalidInput(
@@ -76,6 +83,15 @@ def _measured_on(device: str, model: ModelConfig, batch_size: int, optimizer: Op
         )
     parts = models.split(built.module, example, model.granularity)
     return models.profile(parts, example, batch_size=batch_size, wire_dtype=model.wire_dtype, optimizer=optimizer)
+
+
+@contextmanager
+def _options_named() -> Iterator[None]:
+    """Say of an error about one of a model's options where in the recipe that is."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise (error if error.field.startswith("model") else error.inside("model.options")) from None
 
 
 def problem_from_file(file: ProblemFile) -> PlanProblem:

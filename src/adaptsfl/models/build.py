@@ -21,7 +21,7 @@ class BuiltModel:
     example_input: Tensor | None
 
 
-def build(model: str | Callable[..., Any], *, device: str | None = None, **options: Any) -> BuiltModel:
+def build(model: str | Callable[..., Any], /, *, device: str | None = None, **options: Any) -> BuiltModel:
     """Build a zoo model by name, or a model of the user's own by `package.module:factory` or by its factory.
 
     `options` go to the factory. A factory returns a module, or a module and an example input. With device "meta" the

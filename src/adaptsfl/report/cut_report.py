@@ -46,11 +46,16 @@ def cut_data(costs: CutCosts) -> dict[str, Any]:
     return {**data, "memory_bytes": memory, "names": [costs.name(cut) for cut in range(1, costs.layers + 1)]}
 
 
+def check_suffix(path: Path) -> None:
+    """Refuse a figure's file name that is neither PNG nor SVG."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidInput("plot", f"is {str(path)!r}", f"Give a file name that ends in {' or '.join(SUFFIXES)}")
+
+
 def plot_cuts(costs: CutCosts, path: str | Path, *, title: str = "") -> Path:
     """Write a figure of the device's work and traffic at every cut to `path`, as PNG or SVG by its suffix."""
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise InvalidInput("path", f"is {str(path)!r}", f"Give a file name that ends in {' or '.join(SUFFIXES)}")
+    check_suffix(path)
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an extra: only figures need it)
         from matplotlib.ticker import EngFormatter  # noqa: PLC0415
@@ -83,6 +88,6 @@ def plot_cuts(costs: CutCosts, path: str | Path, *, title: str = "") -> Path:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise InvalidInput(
-            "path", f"{path} cannot be written ({error.strerror})", "Give a file in a folder that exists"
+            "plot", f"{path} cannot be written ({error.strerror})", "Give a file in a folder that exists"
         ) from None
     return path
