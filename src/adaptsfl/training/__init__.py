@@ -1,0 +1,28 @@
+"""Training by split federated learning with one cut per device."""
+
+from adaptsfl.training.reference import Reference
+from adaptsfl.training.schedule import Schedule, TrainingPlan
+from adaptsfl.training.settings import (
+    Batch,
+    Batches,
+    Loss,
+    OptimizerSettings,
+    StateRule,
+    Statistics,
+    TrainingWarning,
+    sample_cross_entropy,
+)
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Loss",
+    "OptimizerSettings",
+    "Reference",
+    "Schedule",
+    "StateRule",
+    "Statistics",
+    "TrainingPlan",
+    "TrainingWarning",
+    "sample_cross_entropy",
+]
