@@ -1,5 +1,6 @@
 """Training by split federated learning with one cut per device."""
 
+from adaptsfl.training.engine import ChunkForward, Engine
 from adaptsfl.training.reference import Reference
 from adaptsfl.training.schedule import Schedule, TrainingPlan
 from adaptsfl.training.settings import (
@@ -16,6 +17,8 @@ from adaptsfl.training.settings import (
 __all__ = [
     "Batch",
     "Batches",
+    "ChunkForward",
+    "Engine",
     "Loss",
     "OptimizerSettings",
     "Reference",
