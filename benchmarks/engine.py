@@ -22,9 +22,8 @@ number beside it as JSON; rows of earlier runs are kept unless they were measure
 import argparse
 import json
 import multiprocessing
-import os
 import platform
-import resource
+import re
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -134,17 +133,20 @@ def measure_memory(connection: Connection, name: str, model: str, deepest: int, 
     torch.set_num_threads(1)
     made, batches = make_model(model), make_batches(devices)
     floor(made, 1)(batches[:1])  # libraries set themselves up
-    before = resident_mib()
+    before = memory_mib("VmRSS")
     run = way(name, made, deepest, devices)
     for _ in range(3):
         run(batches)
-    connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before)
+    connection.send(memory_mib("VmHWM") - before)
 
 
-def resident_mib() -> float:
-    """Return the memory that this process holds now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+def memory_mib(field: str) -> float:
+    """Return the memory that this process holds now (VmRSS) or held at its peak (VmHWM).
+
+    Not resource.getrusage: its peak is inherited from the process that started this one.
+    """
+    (found,) = re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found) / 1024
 
 
 def memory(name: str, model: str, deepest: int, devices: int) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from adaptsfl import checks
 from adaptsfl.models import SplitModel
-from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, check_statistics, mixes_samples, slice_batch_norm
+from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, check_statistics, slice_batch_norm
 from adaptsfl.training.schedule import Schedule, TrainingPlan
 from adaptsfl.training.settings import (
     Batch,
@@ -80,6 +80,7 @@ class Engine:
         self.weights = torch.tensor(shares, dtype=torch.float64, device=self.device)
         # The loss is scaled so that the heaviest device's own gradients come out right, with equal weights all.
         self._scale = max(shares)
+        self._shares = shares
         self._relative = [share / self._scale for share in shares]
         pieces = [deepcopy(piece).to(self.device).train() for piece in model.pieces]
         self.layers = [LayerStack(piece, optimizer) for piece in pieces]
@@ -114,10 +115,8 @@ class Engine:
         """Follow another plan from the next round on, with all weights, buffers and optimiser state."""
         plan.check(len(self.weights), self.model.layers)
         self.schedule.change(plan)
-        rule = self.settings.at_averaging
-        for layer in self.layers[plan.deepest :]:
-            if layer.rows > 1:
-                layer.merge(self.weights, "average" if rule == "keep" else rule)
+        for layer in self.layers[plan.deepest :]:  # those that become common
+            layer.merge(self.weights, "average")
 
     def state(self) -> dict[str, Tensor]:
         """Return the global model: the common layers and the mean of the others, under the model's own names."""
@@ -132,13 +131,13 @@ class Engine:
         plan = self.schedule.plan
         stateless = self.settings.name == "sgd" or self.settings.at_averaging != "keep"
         if self.schedule.lone_round and self.settings.linear and stateless:
-            pieces = [layer.piece for layer in self.layers[: plan.deepest]]
-            return plan.deepest if mixes_samples(pieces) else 0
+            mixed = any(layer.mixes_samples for layer in self.layers[: plan.deepest])
+            return plan.deepest if mixed else 0
         return plan.deepest
 
     def _chunks(self, batches: Sequence[Batch], own: int) -> list[range]:
         devices = len(batches)
-        if self.statistics == "pooled" and mixes_samples(layer.piece for layer in self.layers[own:]):
+        if self.statistics == "pooled" and any(layer.mixes_samples for layer in self.layers[own:]):
             return [range(devices)]
         samples = sum(len(x) for x, _ in batches)
         size = self.chunk or max(1, round(CHUNK_SAMPLES * devices / samples))
@@ -173,7 +172,7 @@ class Engine:
         """Update the devices' own layers; return their losses and the gradient of the common layers."""
         slots = self._point(devices, own)
         sizes = [len(x) for x, _ in batches]
-        self._slices.sizes, self._slices.weights = sizes, [float(self.weights[k]) for k in devices]
+        self._slices.sizes, self._slices.weights = sizes, [self._shares[k] for k in devices]
         outputs = self.chunk_forward(
             [[slot.run for slot in row] for row in slots], [self._place(x) for x, _ in batches]
         )

@@ -138,9 +138,9 @@ class Reference:
         self._place(self.forged(), plan)
 
     def _place(self, forged: list[list[Layer]], plan: TrainingPlan) -> None:
-        common, rule = self.server.common, self.settings.at_averaging
+        common = self.server.common
         for copies in reversed([*zip(*(own[plan.deepest :] for own in forged), strict=True)]):  # they become common
-            average(copies, self.weights, "average" if rule == "keep" else rule)
+            average(copies, self.weights, "average")
             common = [copies[0], *common]
         more = common[: max(0, plan.deepest - len(forged[0]))]  # they become client-specific
         self.server.common = common[len(more) :]

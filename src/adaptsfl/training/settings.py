@@ -37,8 +37,8 @@ class OptimizerSettings:
         weight_decay: added to the gradient, times the weight.
         betas, eps: for `adam` only.
         at_averaging: what happens to the state (momentum, Adam's moments) of a layer's copies when their weights are
-            averaged: it is averaged too, or reset to zero, or every copy keeps its own. A layer that becomes common
-            has one state from then on, so there `keep` averages.
+            averaged: it is averaged too, or reset to zero, or every copy keeps its own. When a change of the plan
+            makes a layer common, it has one state from then on: the mean of its copies'.
     """
 
     name: Optimizer = "sgd"

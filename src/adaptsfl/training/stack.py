@@ -6,6 +6,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from adaptsfl.training.batchnorm import mixes_samples
 from adaptsfl.training.settings import OptimizerSettings, StateRule
 from adaptsfl.training.updates import STATE_NAMES, step
 
@@ -28,12 +29,14 @@ class LayerStack:
 
     Attributes:
         steps: the optimiser's steps since its state was zero.
+        mixes_samples: whether it normalises over the batch.
     """
 
     def __init__(self, piece: nn.Module, settings: OptimizerSettings) -> None:
         self.piece = piece
         self.settings = settings
         self.steps = 0
+        self.mixes_samples = mixes_samples([piece])
         self.parameters = {name: _rows(tensor.detach(), 1) for name, tensor in piece.named_parameters()}
         self.buffers = {name: _rows(tensor, 1) for name, tensor in piece.named_buffers()}
         self.trained = [name for name, tensor in piece.named_parameters() if tensor.requires_grad]
@@ -41,11 +44,6 @@ class LayerStack:
             key: {name: torch.zeros_like(self.parameters[name]) for name in self.trained}
             for key in STATE_NAMES[settings.name]
         }
-
-    @property
-    def rows(self) -> int:
-        """The largest number of copies that any of its tensors has."""
-        return max((len(tensor) for tensors in self._groups() for tensor in tensors.values()), default=1)
 
     def point(self, slot: Slot, row: int) -> None:
         """Let `slot` run on copy `row`: it reads the stack's own memory, and batch-norm writes its statistics there."""
@@ -64,7 +62,7 @@ class LayerStack:
 
     def spread(self, devices: int) -> None:
         """Give every device a row of its own."""
-        for tensors in self._groups():
+        for tensors in (self.parameters, self.buffers, *self.state.values()):
             for name, tensor in tensors.items():
                 if len(tensor) != devices:
                     tensors[name] = _rows(tensor[0], devices)
@@ -88,9 +86,6 @@ class LayerStack:
             tensor.data = _mean(rows, weights)[0].clone()
         state: dict[str, Tensor] = piece.state_dict()
         return state
-
-    def _groups(self) -> tuple[dict[str, Tensor], ...]:
-        return (self.parameters, self.buffers, *self.state.values())
 
 
 def _rows(tensor: Tensor, count: int) -> Tensor:
