@@ -17,7 +17,8 @@ def make_model(name: str, dtype: torch.dtype = torch.float64, **options: Any) ->
     torch.manual_seed(0)
     built = build(name, **options)
     assert built.example_input is not None
-    return split(built.module.to(dtype), built.example_input.to(dtype))
+    example = built.example_input
+    return split(built.module.to(dtype), example.to(dtype) if example.is_floating_point() else example)
 
 
 def make_batches(model: SplitModel, shape: Sequence[int], sizes: Sequence[int] = SIZES) -> Callable[[int], list[Batch]]:

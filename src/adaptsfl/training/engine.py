@@ -27,7 +27,7 @@ from adaptsfl.training.settings import (
 )
 from adaptsfl.training.stack import LayerStack, Slot
 
-CHUNK_SAMPLES = 320  # enough for the kernels to be busy, and little enough for memory
+CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
 
 # From the layers of every device in a chunk, and its inputs, to all activations behind each other.
 ChunkForward = Callable[[Sequence[Sequence[nn.Module]], Sequence[Tensor]], Tensor]
@@ -52,7 +52,7 @@ class Engine:
         statistics: whose samples give batch-norm in the common part its mean and variance.
         loss: one loss per sample; a device's loss is the mean over its batch.
         device: where to compute, as torch names it.
-        chunk: devices that run together; by default as many as have about 320 samples. With pooled statistics in a
+        chunk: devices that run together; by default as many as have about 160 samples. With pooled statistics in a
             common batch-norm all devices run together, because each sample then depends on all.
         chunk_forward: how a chunk runs through the client-specific layers.
     """

@@ -14,6 +14,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,18 +80,22 @@ class Sequential:
         devices = len(self.weights)
         check_batches(batches, devices)
         self.rounds += 1
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.rounds)
-        order = range(devices) if self.relayed else torch.randperm(devices, generator=generator).tolist()
         for layer in [] if self.relayed else self.layers[: self.cut]:
             layer.spread(devices)
             layer.steps += 1
         losses = torch.zeros(devices, device=self.device)
-        for k in order:
+        for k in self.order(self.rounds):
             losses[k] = self._turn(k, batches[k])
         if not self.relayed and self.interval is not None and self.rounds % self.interval == 0:
             for layer in self.layers[: self.cut]:
                 layer.merge(self.weights, self.settings.at_averaging)
         return losses
+
+    def order(self, t: int) -> list[int]:
+        """Return the devices in the order of round `t`."""
+        if self.relayed:
+            return list(range(len(self.weights)))
+        return [int(k) for k in np.random.default_rng([self.seed, t]).permutation(len(self.weights))]
 
     def state(self) -> dict[str, Tensor]:
         """Return the global model: the server's layers and the mean of the clients', under the model's own names."""
