@@ -169,18 +169,21 @@ class Engine:
         return slots
 
     def _train_chunk(self, devices: range, batches: Sequence[Batch], own: int) -> tuple[Tensor, list[Tensor]]:
-        """Update the devices' own layers; return their losses and the gradient of the common layers."""
+        """Update the devices' own layers; return their losses and the gradient of the common layers.
+
+        All that the chunk's graph holds is free when this returns.
+        """
         slots = self._point(devices, own)
         sizes = [len(x) for x, _ in batches]
         self._slices.sizes, self._slices.weights = sizes, [self._shares[k] for k in devices]
-        outputs = self.chunk_forward(
-            [[slot.run for slot in row] for row in slots], [self._place(x) for x, _ in batches]
-        )
+        modules = [[slot.run for slot in row] for row in slots]
+        outputs = self.chunk_forward(modules, [self._place(x) for x, _ in batches])  # (samples of the chunk, …)
         for slot in self._common_slots:
             outputs = slot.run(outputs)
         per_sample = self.loss(outputs, torch.cat([y.to(self.device, non_blocking=True) for _, y in batches]))
         means = torch.stack([part.mean() for part in per_sample.split_with_sizes(sizes)])
         total = (means * means.new_tensor([self._relative[k] for k in devices])).sum()
+        # One backward pass for every device's own layers and the common ones.
         wanted = [tensor for row in [*slots, self._common_slots] for slot in row for tensor in slot.trained]
         gradients = iter(torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True))
         mine: list[list[Tensor]] = [[] for _ in range(own)]  # per layer, for all devices
