@@ -1,6 +1,6 @@
 """Training by split federated learning with one cut per device."""
 
-from adaptsfl.training.engine import ChunkForward, Engine
+from adaptsfl.training.engine import ChunkForward, Engine, EngineState
 from adaptsfl.training.loop import RoundRecord, Trainer, train
 from adaptsfl.training.reference import Reference
 from adaptsfl.training.schedule import Schedule, TrainingPlan
@@ -21,6 +21,7 @@ __all__ = [
     "Batches",
     "ChunkForward",
     "Engine",
+    "EngineState",
     "Loss",
     "OptimizerSettings",
     "Reference",

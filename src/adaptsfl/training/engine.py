@@ -5,14 +5,16 @@ runs its own copies of layers 1..L_c, and the common layers run once on the samp
 chunks, each done with before the next begins, so memory does not grow with their number but for their own layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import islice, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, check_statistics, slice_batch_norm
 from adaptsfl.training.schedule import Schedule, TrainingPlan
@@ -42,6 +44,26 @@ def one_after_another(devices: Sequence[Sequence[nn.Module]], inputs: Sequence[T
             x = layer(x)
         outputs.append(x)
     return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """All that an engine needs to go on as if it had never stopped, but for model, settings and data.
+
+    Attributes:
+        round: rounds done.
+        planned_at: the round after which the plan began.
+        ages: rounds since the copies of each client-specific layer were last equal.
+        steps: each layer's optimiser steps since its state was zero.
+        tensors: each layer's parameters, buffers and optimiser state; one row per device, or one while all are equal.
+    """
+
+    plan: TrainingPlan
+    round: int
+    planned_at: int
+    ages: tuple[int, ...]
+    steps: tuple[int, ...]
+    tensors: tuple[Mapping[str, Tensor], ...]
 
 
 class Engine:
@@ -121,6 +143,34 @@ class Engine:
     def state(self) -> dict[str, Tensor]:
         """Return the global model: the common layers and the mean of the others, under the model's own names."""
         return self.model.merge_state(*(layer.merged(self.weights) for layer in self.layers))
+
+    def snapshot(self) -> EngineState:
+        """Return a copy of what `restore` needs: an engine restored from it goes on bit for bit."""
+        schedule, layers = self.schedule, self.layers
+        return EngineState(
+            schedule.plan,
+            schedule.round,
+            schedule.planned_at,
+            tuple(schedule.ages),
+            tuple(layer.steps for layer in layers),
+            tuple(layer.tensors() for layer in layers),
+        )
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot of an engine with the same model, devices and optimiser."""
+        state.plan.check(len(self.weights), self.model.layers)
+        if not len(state.tensors) == len(state.steps) == len(self.layers):
+            problem = f"holds {len(state.tensors)} layers, the model has {len(self.layers)}"
+            raise InvalidInput("state", problem, "Give a snapshot of the same model")
+        for number, (layer, steps, tensors) in enumerate(zip(self.layers, state.steps, state.tensors, strict=True), 1):
+            try:
+                layer.load(tensors, len(self.weights))
+            except InvalidInput as error:
+                raise error.inside(f"layer {number}") from None
+            layer.steps = steps
+        self.schedule = Schedule(state.plan)
+        self.schedule.round, self.schedule.planned_at = state.round, state.planned_at
+        self.schedule.ages = list(state.ages)
 
     def _own_layers(self) -> int:
         """Return how many layers need one copy per device in the next round: L_c, or none.

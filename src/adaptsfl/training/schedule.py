@@ -61,12 +61,12 @@ class Schedule:
         self.plan = plan
         self.round = 0  # rounds done, t
         self.ages = [0] * plan.deepest
-        self._planned_at = 0  # ρ
+        self.planned_at = 0  # ρ
 
     @property
     def at_boundary(self) -> bool:
         """Whether a whole number of intervals has passed since the plan began."""
-        return self.plan.interval is None or (self.round - self._planned_at) % self.plan.interval == 0
+        return self.plan.interval is None or (self.round - self.planned_at) % self.plan.interval == 0
 
     def due(self) -> list[int]:
         """Return the layers (1..L_c) to be averaged at the end of the next round."""
@@ -93,8 +93,8 @@ class Schedule:
         """Follow another plan from the next round on; layers that become client-specific begin as equal copies."""
         if not self.at_boundary:
             assert self.plan.interval is not None
-            since = (self.round - self._planned_at) % self.plan.interval
+            since = (self.round - self.planned_at) % self.plan.interval
             remedy = f"Change it {self.plan.interval - since} round(s) later"
             raise InvalidInput("plan", f"changes {since} round(s) after the last averaging", remedy)
         self.ages = [*self.ages[: plan.deepest], *[0] * (plan.deepest - len(self.ages))]
-        self.plan, self._planned_at = plan, self.round
+        self.plan, self.planned_at = plan, self.round

@@ -1,11 +1,12 @@
 """All copies of one layer as stacked tensors, so that averaging them is one mean over the first axis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
+from adaptsfl.errors import InvalidInput
 from adaptsfl.training.batchnorm import mixes_samples
 from adaptsfl.training.settings import OptimizerSettings, StateRule
 from adaptsfl.training.updates import STATE_NAMES, step
@@ -62,7 +63,7 @@ class LayerStack:
 
     def spread(self, devices: int) -> None:
         """Give every device a row of its own."""
-        for tensors in (self.parameters, self.buffers, *self.state.values()):
+        for tensors in self._groups().values():
             for name, tensor in tensors.items():
                 if len(tensor) != devices:
                     tensors[name] = _rows(tensor[0], devices)
@@ -78,6 +79,27 @@ class LayerStack:
                 for name, tensor in tensors.items():
                     tensors[name] = torch.zeros_like(tensor[:1])
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return a copy of everything the layer holds, rows first; `load` takes it back."""
+        groups = self._groups().items()
+        return {f"{group}.{name}": tensor.clone() for group, tensors in groups for name, tensor in tensors.items()}
+
+    def load(self, given: Mapping[str, Tensor], devices: int) -> None:
+        """Take the tensors that `tensors` of the same layer gave, in whatever memory layout they come."""
+        expected = self.tensors()
+        if given.keys() != expected.keys():
+            names = ", ".join(sorted(given.keys() ^ expected.keys()))
+            raise InvalidInput("tensors", f"lack or add {names}", "Give what the same model and optimiser had")
+        for name, tensor in given.items():
+            shape = tuple(expected[name].shape[1:])
+            if tuple(tensor.shape) not in ((1, *shape), (devices, *shape)):
+                problem = f"has the shape {tuple(tensor.shape)}"
+                raise InvalidInput(f"tensors[{name!r}]", problem, f"Give 1 or {devices} rows of shape {shape}")
+        for group, tensors in self._groups().items():
+            for name, tensor in tensors.items():
+                found = given[f"{group}.{name}"]
+                tensors[name] = _rows(tensor[0], len(found)).copy_(found)
+
     def merged(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the mean of all copies as the layer's state_dict."""
         piece = deepcopy(self.piece)
@@ -86,6 +108,10 @@ class LayerStack:
             tensor.data = _mean(rows, weights)[0].clone()
         state: dict[str, Tensor] = piece.state_dict()
         return state
+
+    def _groups(self) -> dict[str, dict[str, Tensor]]:
+        states = {f"state.{key}": tensors for key, tensors in self.state.items()}
+        return {"parameters": self.parameters, "buffers": self.buffers, **states}
 
 
 def _rows(tensor: Tensor, count: int) -> Tensor:
