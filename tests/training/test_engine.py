@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adaptsfl.errors import InvalidInput
-from adaptsfl.models import SplitModel, split
+from adaptsfl.models import SplitModel, build, split
 from adaptsfl.training import Engine, OptimizerSettings, Reference, TrainingPlan, TrainingWarning
 from adaptsfl.training.engine import one_after_another
 from training.cases import SIZES, largest_difference, make_batches, make_model
 
 EXACT = 1e-10
-DIGITS, IMAGES = (1, 8, 8), (3, 32, 32)
+DIGITS, SMALL_IMAGES, IMAGES = (1, 8, 8), (3, 16, 16), (3, 32, 32)
 
 PLANS = [TrainingPlan((1, 3, 2, 1), 3), TrainingPlan((4, 2, 1, 2), 4, {4: 6}), TrainingPlan((2, 1, 1, 2), 1)]
 LENGTHS = (6, 8, 6)
@@ -50,10 +50,14 @@ def test_vgg(norm: str, statistics: str) -> None:
     compare(model, DIGITS, OptimizerSettings("momentum", 0.05), statistics=statistics)
 
 
-@pytest.mark.parametrize(("norm", "statistics"), [("none", "pooled"), ("batch", "pooled"), ("batch", "device")])
+@pytest.mark.parametrize(
+    ("norm", "statistics"), [("none", "pooled"), ("group", "pooled"), ("batch", "pooled"), ("batch", "device")]
+)
 def test_resnet(norm: str, statistics: str) -> None:
-    model = make_model("resnet18", width=0.125, norm=norm)
-    compare(model, IMAGES, OptimizerSettings("sgd", 0.02), statistics=statistics)
+    torch.manual_seed(0)
+    module = build("resnet18", width=0.125, norm=norm).module.double()
+    model = split(module, torch.zeros(1, *SMALL_IMAGES, dtype=torch.float64))
+    compare(model, SMALL_IMAGES, OptimizerSettings("sgd", 0.02), statistics=statistics)
 
 
 def test_transformer() -> None:
