@@ -3,7 +3,8 @@
 AdaptSFLError
 ├── InvalidInput      a value, field or file that cannot be used
 ├── InfeasiblePlan    the problem is well-formed, but no plan reaches its target
-└── SolverError       a solver cannot take this problem, or failed on it
+├── SolverError       a solver cannot take this problem, or failed on it
+└── TrainingDiverged  the loss is no number any more, or far above where it began
 """
 
 import difflib
@@ -41,6 +42,10 @@ class InfeasiblePlan(AdaptSFLError):
 
 class SolverError(AdaptSFLError):
     """A solver cannot take this problem (for example, exhaustive search of a large one) or failed on it."""
+
+
+class TrainingDiverged(AdaptSFLError):
+    """The loss of a round is not finite, or exploded; the message names the round and the device."""
 
 
 def unknown(field: str, name: str, known: Collection[str], remedy: str) -> InvalidInput:

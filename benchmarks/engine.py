@@ -1,0 +1,290 @@
+"""Seconds and memory of one training round: the engine against the plain ways and against the floor, in one run.
+
+The ways, each training on the same batches of 16 samples per device with plain SGD:
+
+- SplitFed: a loop over clients as in public SplitFed code, with a deep copy of the server's net for every client and
+  the copies averaged by state_dict every round.
+- reference: `adaptsfl.training.Reference`, Algorithm 1 in plain loops.
+- engine: `adaptsfl.training.Engine`; and once more with I = 1, where all copies are equal.
+- floor: one centralized SGD step on the pooled batch, channels-last. No way of training all devices does less work.
+
+    python benchmarks/engine.py                                  # an hour or two
+    python benchmarks/engine.py --quick                          # two minutes: the small VGG, 20 devices
+    python benchmarks/engine.py --models resnet18 --devices 20   # a part of it
+
+Times are CPU seconds of one thread: threads that wait for each other on a busy machine would be measured with it
+(`--threads 2` to see them). Ways take turns, and each way's time is the least of its repeats. Rounds are timed without
+averaging, which has a column of its own (the engine's averaging and the copying after it). Memory is what the peak of
+a process of its own adds over model and batches in three rounds. The table is printed and saved as Markdown, every
+number beside it as JSON; rows of earlier runs are kept unless they were measured again.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import re
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adaptsfl.models import SplitModel, build, split
+from adaptsfl.training import Batch, Engine, OptimizerSettings, Reference, TrainingPlan
+
+BATCH_SIZE, LEARNING_RATE = 16, 0.01
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vgg16-quarter": ("vgg16", {"width": 0.25}),
+    "vgg16": ("vgg16", {}),
+    "resnet18": ("resnet18", {"norm": "group"}),
+}
+Round = Callable[[list[Batch]], object]
+
+
+def make_model(name: str) -> SplitModel:
+    """Return a model of the benchmark, split."""
+    torch.manual_seed(0)
+    zoo, options = MODELS[name]
+    built = build(zoo, **options)
+    assert built.example_input is not None
+    return split(built.module, built.example_input)
+
+
+def make_batches(devices: int) -> list[Batch]:
+    """Return one batch of random images per device."""
+    torch.manual_seed(1)
+    return [(torch.randn(BATCH_SIZE, 3, 32, 32), torch.randint(0, 10, (BATCH_SIZE,))) for _ in range(devices)]
+
+
+def mean_state(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Average state_dicts key by key."""
+    total = deepcopy(states[0])
+    for key in total:
+        for state in states[1:]:
+            total[key] += state[key]
+        total[key] = torch.div(total[key], len(states))
+    return total
+
+
+def splitfed(model: SplitModel, cut: int, devices: int) -> Round:
+    """Return a round in the style of public SplitFed code."""
+    clients = [deepcopy(model.client(cut)).train() for _ in range(devices)]
+    server = deepcopy(model.server(cut)).train()
+
+    def run(batches: list[Batch]) -> None:
+        states = []
+        for client, (x, y) in zip(clients, batches, strict=True):
+            net = deepcopy(server)
+            descents = [torch.optim.SGD(part.parameters(), LEARNING_RATE) for part in (net, client)]
+            for descent in descents:
+                descent.zero_grad()
+            activations = client(x)
+            received = activations.detach().clone().requires_grad_()
+            torch.autograd.backward(cross_entropy(net(received), y))
+            torch.autograd.backward(activations, received.grad)
+            for descent in descents:
+                descent.step()
+            states.append(deepcopy(net.state_dict()))
+        server.load_state_dict(mean_state(states))
+
+    return run
+
+
+def floor(model: SplitModel, devices: int) -> Round:
+    """Return one centralized step on the pooled batch."""
+    net: nn.Module = deepcopy(model.module).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    descent = torch.optim.SGD(net.parameters(), LEARNING_RATE, foreach=True)
+
+    def run(batches: list[Batch]) -> None:
+        x = torch.cat([x for x, _ in batches]).contiguous(memory_format=torch.channels_last)
+        descent.zero_grad()
+        torch.autograd.backward(cross_entropy(net(x), torch.cat([y for _, y in batches])))
+        descent.step()
+
+    return run
+
+
+def way(name: str, model: SplitModel, deepest: int, devices: int) -> Round:
+    """Return one round of one of the ways; half of the devices cut at L_c, the others anywhere before it."""
+    settings = OptimizerSettings("sgd", LEARNING_RATE)
+    cuts = tuple(deepest if k % 2 == 0 else 1 + k % deepest for k in range(devices))
+    if name == "SplitFed":
+        return splitfed(model, deepest, devices)
+    if name == "reference":
+        return Reference(model, TrainingPlan(cuts, None), settings).round
+    if name == "floor":
+        return floor(model, devices)
+    return Engine(model, TrainingPlan(cuts, 1 if name == "engine, I = 1" else None), settings).round
+
+
+WAYS = ("SplitFed", "reference", "engine", "engine, I = 1", "floor")
+
+
+def measure_memory(connection: Connection, name: str, model: str, deepest: int, devices: int) -> None:
+    """Send the peak memory in MiB that three rounds add to a fresh process."""
+    torch.set_num_threads(1)
+    made, batches = make_model(model), make_batches(devices)
+    floor(made, 1)(batches[:1])  # libraries set themselves up
+    before = memory_mib("VmRSS")
+    run = way(name, made, deepest, devices)
+    for _ in range(3):
+        run(batches)
+    connection.send(memory_mib("VmHWM") - before)
+
+
+def memory_mib(field: str) -> float:
+    """Return the memory that this process holds now (VmRSS) or held at its peak (VmHWM).
+
+    Not resource.getrusage: its peak is inherited from the process that started this one.
+    """
+    (found,) = re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found) / 1024
+
+
+def memory(name: str, model: str, deepest: int, devices: int) -> float:
+    """Measure one way's memory in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=measure_memory, args=(sender, name, model, deepest, devices))
+    process.start()
+    sender.close()
+    try:
+        return float(receiver.recv())
+    finally:
+        process.join()
+
+
+def averaging_s(model: SplitModel, deepest: int, devices: int) -> float:
+    """Return the seconds in which the engine averages all copies and spreads the mean."""
+    engine = Engine(model, TrainingPlan((deepest,) * devices, 1), OptimizerSettings())
+    times = []
+    for _ in range(3):
+        for layer in engine.layers[:deepest]:
+            layer.spread(devices)
+        started = time.process_time()
+        for layer in engine.layers[:deepest]:
+            layer.merge(engine.weights, "average")
+            layer.spread(devices)
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+def measure(model: str, deepest: int, devices: int, repeats: int, with_memory: bool) -> dict[str, Any]:
+    """Measure all ways of one case."""
+    made, batches = make_model(model), make_batches(devices)
+    rounds = {name: way(name, made, deepest, devices) for name in WAYS}
+    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    for repeat in range(repeats + 1):
+        for name, run in rounds.items():
+            started = time.process_time()
+            run(batches)
+            if repeat:  # the first is for warming up
+                times[name].append(time.process_time() - started)
+    del rounds
+    row: dict[str, Any] = {"model": model, "deepest": deepest, "devices": devices, "repeats": repeats}
+    row["seconds"] = {name: min(values) for name, values in times.items()}
+    row["averaging_s"] = averaging_s(made, deepest, devices)
+    if with_memory:
+        row["memory_mib"] = {name: memory(name, model, deepest, devices) for name in WAYS}
+    return row
+
+
+COLUMNS = (
+    "model",
+    "N",
+    "L_c",
+    "floor",
+    "engine / floor",
+    "I = 1 / floor",
+    "reference / floor",
+    "SplitFed / floor",
+    "SplitFed / engine",
+    "averaging",
+    "memory MiB: floor, engine, reference, SplitFed",
+)
+
+
+def line(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return one case as a line of the table."""
+    seconds, mib = row["seconds"], row.get("memory_mib")
+    names = ("floor", "engine", "reference", "SplitFed")
+    return (
+        row["model"],
+        str(row["devices"]),
+        str(row["deepest"]),
+        f"{seconds['floor']:.3g} s",
+        *(f"{seconds[name] / seconds['floor']:.2f}" for name in ("engine", "engine, I = 1", "reference", "SplitFed")),
+        f"{seconds['SplitFed'] / seconds['engine']:.2f}",
+        f"{row['averaging_s'] * 1e3:.1f} ms",
+        ", ".join(f"{mib[name]:.0f}" for name in names) if mib else "–",
+    )
+
+
+def page(lines: list[tuple[str, ...]]) -> str:
+    """Return the results as a Markdown page."""
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in [COLUMNS, ("---",) * len(COLUMNS), *lines])
+    return f"""# The training engine against plain loops and against the floor
+
+Written by `python benchmarks/engine.py`, which says what is measured; every number is in engine.json. Batches of
+{BATCH_SIZE} samples per device, float32, CPU seconds of one thread, the least of each way's repeats. ResNet-18 has
+group-norm, so that every way computes the same.
+
+{table}
+"""
+
+
+def merged(file: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of an earlier run, with new ones in the place of those measured again."""
+
+    def key(row: dict[str, Any]) -> tuple[int, int, int]:
+        return list(MODELS).index(row["model"]), row["devices"], row["deepest"]
+
+    old = json.loads(file.read_text())["rows"] if file.exists() else []
+    return [row for _, row in sorted({key(row): row for row in [*old, *rows]}.items())]
+
+
+def main() -> None:
+    """Run the benchmark from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the small VGG on 20 devices, three repeats")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--devices", nargs="+", type=int, default=[20, 100], help="N")
+    parser.add_argument("--deepest", nargs="+", type=int, default=[1, 2, 4, 8], help="L_c")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
+    parser.add_argument("--no-memory", action="store_true", help="time only")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for engine.md and engine.json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.quick:
+        options.models, options.devices, options.repeats = ["vgg16-quarter"], [20], 3
+    console = Console(width=170)
+    rows = []
+    for model in options.models:
+        for devices in options.devices:
+            for deepest in options.deepest:
+                rows.append(measure(model, deepest, devices, options.repeats, not options.no_memory))
+                console.print(", ".join(line(rows[-1])), style="dim")
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = merged(options.out / "engine.json", rows)
+    table = Table(*COLUMNS)
+    for row in rows:
+        table.add_row(*line(row))
+    console.print(table)
+    machine = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    result = {"machine": machine, "batch_size": BATCH_SIZE, "rows": rows}
+    (options.out / "engine.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / "engine.md").write_text(page([line(row) for row in rows]))
+    console.print(f"saved to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""The rounds of `reference`, fast: the same weights up to rounding.
+
+Where a client-specific layer runs, on the device or on the edge server, does not change its weights; so every device
+runs its own copies of layers 1..L_c, and the common layers run once on the samples of many devices. Devices come in
+chunks, each done with before the next begins, so memory does not grow with their number but for their own layers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
+from adaptsfl.models import SplitModel
+from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, check_statistics, slice_batch_norm
+from adaptsfl.training.schedule import Schedule, TrainingPlan
+from adaptsfl.training.settings import (
+    Batch,
+    Loss,
+    OptimizerSettings,
+    Statistics,
+    check_batches,
+    device_weights,
+    sample_cross_entropy,
+)
+from adaptsfl.training.stack import LayerStack, Slot
+
+CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
+
+# From the layers of every device in a chunk, and its inputs, to all activations behind each other.
+ChunkForward = Callable[[Sequence[Sequence[nn.Module]], Sequence[Tensor]], Tensor]
+
+
+def one_after_another(devices: Sequence[Sequence[nn.Module]], inputs: Sequence[Tensor]) -> Tensor:
+    """Run every device's own layers on its own inputs: on a CPU faster than batching the weights."""
+    outputs = []
+    for layers, given in zip(devices, inputs, strict=True):
+        x = given
+        for layer in layers:
+            x = layer(x)
+        outputs.append(x)
+    return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """All that an engine needs to go on as if it had never stopped, but for model, settings and data.
+
+    Attributes:
+        round: rounds done.
+        planned_at: the round after which the plan began.
+        ages: rounds since the copies of each client-specific layer were last equal.
+        steps: each layer's optimiser steps since its state was zero.
+        tensors: each layer's parameters, buffers and optimiser state; one row per device, or one while all are equal.
+    """
+
+    plan: TrainingPlan
+    round: int
+    planned_at: int
+    ages: tuple[int, ...]
+    steps: tuple[int, ...]
+    tensors: tuple[Mapping[str, Tensor], ...]
+
+
+class Engine:
+    """Trains a split model with one copy of layers 1..L_c per device and one of the others.
+
+    Args:
+        weights: how much every device counts in all means; equally, if not given.
+        statistics: whose samples give batch-norm in the common part its mean and variance.
+        loss: one loss per sample; a device's loss is the mean over its batch.
+        device: where to compute, as torch names it.
+        chunk: devices that run together; by default as many as have about 160 samples. With pooled statistics in a
+            common batch-norm all devices run together, because each sample then depends on all.
+        chunk_forward: how a chunk runs through the client-specific layers.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        plan: TrainingPlan,
+        optimizer: OptimizerSettings,
+        *,
+        weights: Sequence[float] | None = None,
+        statistics: Statistics = "pooled",
+        loss: Loss = sample_cross_entropy,
+        device: str | torch.device = "cpu",
+        chunk: int | None = None,
+        chunk_forward: ChunkForward = one_after_another,
+    ) -> None:
+        plan.check(len(plan.cuts), model.layers)
+        check_statistics(statistics, model)
+        self.model, self.settings, self.loss, self.statistics = model, optimizer, loss, statistics
+        self.device, self.chunk_forward = torch.device(device), chunk_forward
+        self.chunk = None if chunk is None else checks.whole_number("chunk", chunk)
+        self.schedule = Schedule(plan)
+        shares = device_weights(weights, len(plan.cuts))
+        self.weights = torch.tensor(shares, dtype=torch.float64, device=self.device)
+        # The loss is scaled so that the heaviest device's own gradients come out right, with equal weights all.
+        self._scale = max(shares)
+        self._shares = shares
+        self._relative = [share / self._scale for share in shares]
+        pieces = [deepcopy(piece).to(self.device).train() for piece in model.pieces]
+        self.layers = [LayerStack(piece, optimizer) for piece in pieces]
+        self._boundary = -1  # own layers for which the modules below were made
+        self._own_slots: list[list[Slot]] = []  # for every device of a chunk, its own layers
+        self._common_slots: list[Slot] = []
+        self._slices = Slices()
+        self._sliced: list[SlicedBatchNorm] = []
+
+    def round(self, batches: Sequence[Batch]) -> Tensor:
+        """Train one round on one batch per device; return every device's loss."""
+        check_batches(batches, len(self.weights))
+        own = self._own_layers()
+        self._prepare(own)
+        for layer in self.layers:
+            layer.steps += 1
+        gradients: list[Tensor] = []
+        losses: list[Tensor] = []
+        for devices in self._chunks(batches, own):
+            chunk_losses, found = self._train_chunk(devices, [batches[k] for k in devices], own)
+            losses.append(chunk_losses)
+            if gradients:
+                torch._foreach_add_(gradients, found)
+            else:
+                gradients = found
+        self._update_common(gradients, own)
+        for due in self.schedule.advance():
+            self.layers[due - 1].merge(self.weights, self.settings.at_averaging)
+        return torch.cat(losses)
+
+    def change_plan(self, plan: TrainingPlan) -> None:
+        """Follow another plan from the next round on, with all weights, buffers and optimiser state."""
+        plan.check(len(self.weights), self.model.layers)
+        self.schedule.change(plan)
+        for layer in self.layers[plan.deepest :]:  # those that become common
+            layer.merge(self.weights, "average")
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the global model: the common layers and the mean of the others, under the model's own names."""
+        return self.model.merge_state(*(layer.merged(self.weights) for layer in self.layers))
+
+    def snapshot(self) -> EngineState:
+        """Return a copy of what `restore` needs: an engine restored from it goes on bit for bit."""
+        schedule, layers = self.schedule, self.layers
+        return EngineState(
+            schedule.plan,
+            schedule.round,
+            schedule.planned_at,
+            tuple(schedule.ages),
+            tuple(layer.steps for layer in layers),
+            tuple(layer.tensors() for layer in layers),
+        )
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot of an engine with the same model, devices and optimiser."""
+        state.plan.check(len(self.weights), self.model.layers)
+        if not len(state.tensors) == len(state.steps) == len(self.layers):
+            problem = f"holds {len(state.tensors)} layers, the model has {len(self.layers)}"
+            raise InvalidInput("state", problem, "Give a snapshot of the same model")
+        for number, (layer, steps, tensors) in enumerate(zip(self.layers, state.steps, state.tensors, strict=True), 1):
+            try:
+                layer.load(tensors, len(self.weights))
+            except InvalidInput as error:
+                raise error.inside(f"layer {number}") from None
+            layer.steps = steps
+        self.schedule = Schedule(state.plan)
+        self.schedule.round, self.schedule.planned_at = state.round, state.planned_at
+        self.schedule.ages = list(state.ages)
+
+    def _own_layers(self) -> int:
+        """Return how many layers need one copy per device in the next round: L_c, or none.
+
+        Where all copies are equal and are averaged after the round, the mean of their updates is the update by the
+        mean gradient, if the optimiser is linear and every sample's gradient depends on that sample alone.
+        """
+        plan = self.schedule.plan
+        stateless = self.settings.name == "sgd" or self.settings.at_averaging != "keep"
+        if self.schedule.lone_round and self.settings.linear and stateless:
+            mixed = any(layer.mixes_samples for layer in self.layers[: plan.deepest])
+            return plan.deepest if mixed else 0
+        return plan.deepest
+
+    def _chunks(self, batches: Sequence[Batch], own: int) -> list[range]:
+        devices = len(batches)
+        if self.statistics == "pooled" and any(layer.mixes_samples for layer in self.layers[own:]):
+            return [range(devices)]
+        samples = sum(len(x) for x, _ in batches)
+        size = self.chunk or max(1, round(CHUNK_SAMPLES * devices / samples))
+        count = -(-devices // size)  # chunks of nearly equal size
+        edges = [devices * k // count for k in range(count + 1)]
+        return [range(start, stop) for start, stop in pairwise(edges)]
+
+    def _prepare(self, own: int) -> None:
+        """Give every device its own copy of the first layers, and make modules for the others if they changed."""
+        for layer in self.layers[:own]:
+            layer.spread(len(self.weights))
+        if own != self._boundary:
+            self._boundary, self._own_slots = own, []
+            pieces = [deepcopy(layer.piece) for layer in self.layers[own:]]
+            slicing = self.statistics == "device"
+            self._sliced = [norm for piece in pieces if slicing for norm in slice_batch_norm(piece, self._slices)]
+            self._common_slots = [Slot(piece) for piece in pieces]
+        for layer, slot in zip(self.layers[own:], self._common_slots, strict=True):
+            layer.point(slot, 0)
+
+    def _point(self, devices: range, own: int) -> list[list[Slot]]:
+        """Return modules for the devices of a chunk, each pointed at its device's copies."""
+        while len(self._own_slots) < len(devices):
+            self._own_slots.append([Slot(deepcopy(layer.piece)) for layer in self.layers[:own]])
+        slots = self._own_slots[: len(devices)]
+        for device, row in zip(devices, slots, strict=True):
+            for layer, slot in zip(self.layers[:own], row, strict=True):
+                layer.point(slot, device)
+        return slots
+
+    def _train_chunk(self, devices: range, batches: Sequence[Batch], own: int) -> tuple[Tensor, list[Tensor]]:
+        """Update the devices' own layers; return their losses and the gradient of the common layers.
+
+        All that the chunk's graph holds is free when this returns.
+        """
+        slots = self._point(devices, own)
+        sizes = [len(x) for x, _ in batches]
+        self._slices.sizes, self._slices.weights = sizes, [self._shares[k] for k in devices]
+        modules = [[slot.run for slot in row] for row in slots]
+        outputs = self.chunk_forward(modules, [self._place(x) for x, _ in batches])  # (samples of the chunk, …)
+        for slot in self._common_slots:
+            outputs = slot.run(outputs)
+        per_sample = self.loss(outputs, torch.cat([y.to(self.device, non_blocking=True) for _, y in batches]))
+        means = torch.stack([part.mean() for part in per_sample.split_with_sizes(sizes)])
+        total = (means * means.new_tensor([self._relative[k] for k in devices])).sum()
+        # One backward pass for every device's own layers and the common ones.
+        wanted = [tensor for row in [*slots, self._common_slots] for slot in row for tensor in slot.trained]
+        gradients = iter(torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True))
+        mine: list[list[Tensor]] = [[] for _ in range(own)]  # per layer, for all devices
+        for k, row in zip(devices, slots, strict=True):
+            for collected, slot in zip(mine, row, strict=True):
+                found = list(islice(gradients, len(slot.trained)))
+                collected.extend(found if self._relative[k] == 1 else torch._foreach_div(found, self._relative[k]))
+        for layer, collected in zip(self.layers[:own], mine, strict=True):
+            layer.update(devices, collected, self.settings.rate(common=False))
+        return means.detach(), list(gradients)
+
+    def _update_common(self, gradients: list[Tensor], own: int) -> None:
+        """Step the layers of which there is one copy by the mean gradient."""
+        if gradients:
+            torch._foreach_mul_(gradients, self._scale)
+        remaining = iter(gradients)
+        for number, (layer, slot) in enumerate(zip(self.layers[own:], self._common_slots, strict=True), start=own + 1):
+            rate = self.settings.rate(common=number > self.schedule.plan.deepest)
+            layer.update([0], list(islice(remaining, len(slot.trained))), rate)
+        for norm in self._sliced:
+            norm.finish()
+
+    def _place(self, x: Tensor) -> Tensor:
+        x = x.to(self.device, non_blocking=True)
+        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

@@ -1,0 +1,157 @@
+"""Algorithm 1 in plain loops: the edge devices, the edge server and the fed server as plain objects.
+
+Slow and meant to be read; whatever is faster is tested against it. Numbers in comments are the pseudocode's lines.
+Lines 2 and 3, how long to train and by which plan, are the caller's, who may change the plan after an averaging.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from adaptsfl.models import SplitModel
+from adaptsfl.training.batchnorm import check_statistics
+from adaptsfl.training.layers import Layer, average, gradients_of, parameters_of, run, update, weighted_mean
+from adaptsfl.training.schedule import Schedule, TrainingPlan
+from adaptsfl.training.settings import (
+    Batch,
+    Loss,
+    OptimizerSettings,
+    Statistics,
+    check_batches,
+    device_weights,
+    sample_cross_entropy,
+)
+
+
+class Device:
+    """An edge device: the layers up to its cut, w_{c,i}, and the activations that it sent last."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self.layers = layers
+        self.activations = torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the device's layers; what leaves the device has no graph."""
+        self.activations = run(self.layers, x)
+        return self.activations.detach()
+
+    def backward(self, received: Tensor, rate: float) -> None:
+        """Carry the received gradient back through the device's layers and update them."""
+        update(self.layers, gradients_of(self.activations, parameters_of(self.layers), received), rate)
+
+
+class EdgeServer:
+    """The common layers h_s, and for every device the layers h_{m,i} between its cut and L_c."""
+
+    def __init__(self, common: list[Layer], statistics: Statistics, settings: OptimizerSettings, loss: Loss) -> None:
+        self.common, self.statistics, self.settings, self.loss = common, statistics, settings, loss
+        self.non_common: list[list[Layer]] = []
+
+    def step(
+        self, sent: Sequence[Tensor], targets: Sequence[Tensor], weights: Sequence[float]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Update the server's layers; return the gradient for every device, and every device's loss."""
+        received = [activations.requires_grad_() for activations in sent]
+        # 13: the predictions ŷ_i, through the device's own layers and then the common ones
+        own = [run(layers, activations) for layers, activations in zip(self.non_common, received, strict=True)]
+        predictions = self.run_common(own, weights)
+        # 14: the loss F_i of every device, and f, their mean
+        losses = torch.stack([self.loss(p, y).mean() for p, y in zip(predictions, targets, strict=True)])
+        mean = (losses * losses.new_tensor(weights)).sum()
+        # Paper: the gradients of every F_i, then their mean. Here: the gradient of the mean, and what is a device's
+        # own over its weight. Because: they are the same, and only this has a meaning for pooled batch-norm.
+        own_parameters = [parameter for layers in self.non_common for parameter in parameters_of(layers)]
+        gradients = gradients_of(mean, [*parameters_of(self.common), *own_parameters, *received])
+        # 15: the common layers follow the mean gradient
+        update(self.common, gradients, self.settings.rate(common=True))
+        # 16: the non-common layers of a device follow its own gradient
+        for layers, weight in zip(self.non_common, weights, strict=True):
+            update(layers, gradients, self.settings.rate(common=False), weight)
+        # 17: send the activations' gradients
+        return [gradient / weight for gradient, weight in zip(gradients, weights, strict=True)], losses.detach()
+
+    def run_common(self, inputs: Sequence[Tensor], weights: Sequence[float]) -> list[Tensor]:
+        """Run the common layers; batch-norm sees all devices' samples together, or every device's by themselves."""
+        if self.statistics == "pooled":
+            return list(run(self.common, torch.cat(list(inputs))).split_with_sizes([len(x) for x in inputs]))
+        outputs = list(inputs)
+        for layer in self.common:
+            buffers = [{key: value.clone() for key, value in layer.piece.named_buffers()} for _ in inputs]
+            outputs = [functional_call(layer.piece, own, (x,)) for own, x in zip(buffers, outputs, strict=True)]
+            for key, buffer in layer.piece.named_buffers():  # the running statistics: the mean of the devices'
+                copies = [own[key] for own in buffers]
+                buffer.copy_(weighted_mean(copies, weights) if buffer.is_floating_point() else copies[0])
+        return outputs
+
+
+class Reference:
+    """All parties of one run, and the round that they share."""
+
+    def __init__(
+        self,
+        model: SplitModel,
+        plan: TrainingPlan,
+        optimizer: OptimizerSettings,
+        *,
+        weights: Sequence[float] | None = None,
+        statistics: Statistics = "pooled",
+        loss: Loss = sample_cross_entropy,
+    ) -> None:
+        plan.check(len(plan.cuts), model.layers)
+        check_statistics(statistics, model)
+        self.model, self.settings, self.schedule = model, optimizer, Schedule(plan)
+        self.weights = device_weights(weights, len(plan.cuts))
+        # 1: w_i ← w
+        self.server = EdgeServer([Layer(piece, optimizer) for piece in model.pieces], statistics, optimizer, loss)
+        self.devices: list[Device] = []
+        self._place([[] for _ in plan.cuts], plan)
+
+    def round(self, batches: Sequence[Batch]) -> Tensor:
+        """Train one round on one batch per device; return every device's loss."""
+        check_batches(batches, len(self.devices))
+        # 7 to 10: every device runs its layers and sends activations and targets
+        sent = [device.forward(x) for device, (x, _) in zip(self.devices, batches, strict=True)]
+        # 12 to 17: the edge server
+        gradients, losses = self.server.step(sent, [y for _, y in batches], self.weights)
+        # 20 to 22: every device goes back through its layers
+        for device, gradient in zip(self.devices, gradients, strict=True):
+            device.backward(gradient, self.settings.rate(common=False))
+        # 25: layers whose interval has passed (one interval for all layers, unless the plan says otherwise)
+        due = self.schedule.advance()
+        forged = self.forged()  # 26
+        for layer in due:
+            # 27, 28: the mean of all copies, sent back to every copy
+            average([own[layer - 1] for own in forged], self.weights, self.settings.at_averaging)
+        return losses
+
+    def forged(self) -> list[list[Layer]]:
+        """Return h_{c,i}, every device's layers 1 to L_c, wherever they are."""
+        return [own.layers + rest for own, rest in zip(self.devices, self.server.non_common, strict=True)]
+
+    def change_plan(self, plan: TrainingPlan) -> None:
+        """Move layers to where another plan wants them, with their weights, buffers and optimiser state."""
+        plan.check(len(self.devices), self.model.layers)
+        self.schedule.change(plan)
+        self._place(self.forged(), plan)
+
+    def _place(self, forged: list[list[Layer]], plan: TrainingPlan) -> None:
+        common = self.server.common
+        for copies in reversed([*zip(*(own[plan.deepest :] for own in forged), strict=True)]):  # they become common
+            average(copies, self.weights, "average")
+            common = [copies[0], *common]
+        more = common[: max(0, plan.deepest - len(forged[0]))]  # they become client-specific
+        self.server.common = common[len(more) :]
+        forged = [[*own[: plan.deepest], *deepcopy(more)] for own in forged]
+        self.devices = [Device(own[:cut]) for own, cut in zip(forged, plan.cuts, strict=True)]
+        self.server.non_common = [own[cut:] for own, cut in zip(forged, plan.cuts, strict=True)]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the global model: the common layers and the mean of the others, under the model's own names."""
+        merged = [deepcopy(list(copies)) for copies in zip(*self.forged(), strict=True)]
+        for copies in merged:
+            average(copies, self.weights, "keep")
+        layers = [*(copies[0] for copies in merged), *self.server.common]
+        return self.model.merge_state(*(layer.piece.state_dict() for layer in layers))

@@ -1,0 +1,106 @@
+"""What a training run is told beside its plan: the optimiser, the loss, whose statistics batch-norm takes, weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+from torch.nn import functional
+
+from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
+from adaptsfl.models import Optimizer
+
+Batch = tuple[Tensor, Tensor]  # inputs and targets of one device, the samples first
+Batches = Callable[[int], Sequence[Batch]]  # from the round (1, 2, …) to one batch per device
+Loss = Callable[[Tensor, Tensor], Tensor]  # from outputs and targets to one loss per sample
+
+# What happens to the optimiser's state of a layer's copies when their weights are averaged.
+StateRule = Literal["average", "reset", "keep"]
+# Whose samples give a batch-norm of the common part its mean and variance.
+Statistics = Literal["pooled", "device"]
+
+
+class TrainingWarning(UserWarning):
+    """Settings that run, and probably do not give what was wanted."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """How weights follow gradients, as the optimisers of the same name in torch.optim do.
+
+    Attributes:
+        name: `sgd` (the paper), `momentum` or `adam`.
+        learning_rate: γ, of the client-specific layers, and of all layers unless the next one is given.
+        common_learning_rate: of the common layers.
+        momentum: for `momentum` only.
+        weight_decay: added to the gradient, times the weight.
+        betas, eps: for `adam` only.
+        at_averaging: what happens to the state (momentum, Adam's moments) of a layer's copies when their weights are
+            averaged: it is averaged too, or reset to zero, or every copy keeps its own. When a change of the plan
+            makes a layer common, it has one state from then on: the mean of its copies'.
+    """
+
+    name: Optimizer = "sgd"
+    learning_rate: float = 0.05
+    common_learning_rate: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    at_averaging: StateRule = "average"
+
+    def __post_init__(self) -> None:
+        choice("optimizer.name", self.name, get_args(Optimizer))
+        choice("optimizer.at_averaging", self.at_averaging, get_args(StateRule))
+        checks.number("optimizer.learning_rate", self.learning_rate, positive=True)
+        checks.number("optimizer.common_learning_rate", self.rate(common=True), positive=True)
+        checks.number("optimizer.weight_decay", self.weight_decay)
+        checks.number("optimizer.eps", self.eps, positive=True)
+        for name, value in (("momentum", self.momentum), ("betas[0]", self.betas[0]), ("betas[1]", self.betas[1])):
+            if checks.number(f"optimizer.{name}", value) >= 1:
+                raise InvalidInput(f"optimizer.{name}", f"is {value:g}", "Give a number ≥ 0 and below 1")
+
+    def rate(self, *, common: bool) -> float:
+        """Return the learning rate of the common or of the client-specific layers."""
+        if common and self.common_learning_rate is not None:
+            return self.common_learning_rate
+        return self.learning_rate
+
+    @property
+    def linear(self) -> bool:
+        """Whether the mean of the devices' updates is the update by their mean gradient: not so for Adam."""
+        return self.name != "adam"
+
+
+def choice(field: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a value that is none of `allowed`."""
+    if value not in allowed:
+        names = ", ".join(repr(name) for name in allowed)
+        raise InvalidInput(field, f"is {value!r}", f"Give one of {names}")
+
+
+def device_weights(weights: Sequence[float] | None, devices: int) -> tuple[float, ...]:
+    """Return how much every device counts in means, summing to 1: equally, or in proportion to `weights`."""
+    if weights is None:
+        return (1.0 / devices,) * devices
+    given = checks.vector("weights", weights, length=devices, of="one per device", positive=True)
+    return tuple(float(weight) for weight in given / given.sum())
+
+
+def check_batches(batches: Sequence[Batch], devices: int) -> None:
+    """Refuse anything but one batch of at least one sample per device, with as many targets as inputs."""
+    if len(batches) != devices:
+        raise InvalidInput("batches", f"has {len(batches)} entries", f"Give {devices}, one per device")
+    for k, (x, y) in enumerate(batches):
+        if len(x) == 0 or len(x) != len(y):
+            problem = f"has {len(x)} input(s) and {len(y)} target(s)"
+            raise InvalidInput(f"batches[{k}]", problem, "Give at least one sample, and a target for each")
+
+
+def sample_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of every sample; over sequences, the mean over their tokens."""
+    if outputs.dim() == 2:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+    per_token = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    return per_token.view(len(outputs), -1).mean(1)

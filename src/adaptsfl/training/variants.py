@@ -1,0 +1,119 @@
+"""Other ways of split and federated learning: as plans of the same engine where they are, else beside it.
+
+| way | is |
+|---|---|
+| SFL | a plan with interval 1 |
+| parallel split learning | `parallel_split` |
+| FedAvg | `federated_averaging` |
+| SplitFed V1 | `federated_averaging` with an epoch as interval: where the server's copies run changes no weight |
+| centralized | a plan for one device, which gets the pooled batch |
+| SplitFed V2 | `Sequential` |
+| vanilla split learning | `Sequential` with relayed=True |
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptsfl import checks
+from adaptsfl.models import SplitModel
+from adaptsfl.training.schedule import TrainingPlan
+from adaptsfl.training.settings import (
+    Batch,
+    Loss,
+    OptimizerSettings,
+    check_batches,
+    device_weights,
+    sample_cross_entropy,
+)
+from adaptsfl.training.stack import LayerStack, Slot
+
+
+def parallel_split(cuts: Sequence[int]) -> TrainingPlan:
+    """Return the plan of parallel split learning: client-specific layers are never averaged."""
+    return TrainingPlan(tuple(cuts), None)
+
+
+def federated_averaging(devices: int, layers: int, interval: int) -> TrainingPlan:
+    """Return the plan of FedAvg: every device trains the whole model, averaged every `interval` rounds."""
+    return TrainingPlan((layers,) * devices, interval)
+
+
+class Sequential:
+    """Devices take turns with one server model, which is updated after every device's batch.
+
+    As SplitFed V2, every device has its own client layers, averaged every `interval` rounds (usually an epoch), and
+    the order of the devices is drawn anew each round. With `relayed`, as in vanilla split learning, there is one
+    client model, handed from device to device in their order. Batch-norm sees one device's batch at a time.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        cut: int,
+        devices: int,
+        optimizer: OptimizerSettings,
+        *,
+        interval: int | None = None,
+        relayed: bool = False,
+        seed: int = 0,
+        weights: Sequence[float] | None = None,
+        loss: Loss = sample_cross_entropy,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.cut = int(checks.cut_numbers("cut", [cut], model.layers)[0])
+        self.interval = None if interval is None else checks.whole_number("interval", interval)
+        self.model, self.settings, self.loss, self.relayed, self.seed = model, optimizer, loss, relayed, seed
+        self.device = torch.device(device)
+        shares = device_weights(weights, checks.whole_number("devices", devices))
+        self.weights = torch.tensor(shares, dtype=torch.float64, device=self.device)
+        pieces = [deepcopy(piece).to(self.device).train() for piece in model.pieces]
+        self.layers = [LayerStack(piece, optimizer) for piece in pieces]
+        self._slots = [Slot(piece) for piece in deepcopy(pieces)]
+        self.rounds = 0
+
+    def round(self, batches: Sequence[Batch]) -> Tensor:
+        """Train on every device's batch in turn; return every device's loss, in the order of the devices."""
+        devices = len(self.weights)
+        check_batches(batches, devices)
+        self.rounds += 1
+        for layer in [] if self.relayed else self.layers[: self.cut]:
+            layer.spread(devices)
+            layer.steps += 1
+        losses = torch.zeros(devices, device=self.device)
+        for k in self.order(self.rounds):
+            losses[k] = self._turn(k, batches[k])
+        if not self.relayed and self.interval is not None and self.rounds % self.interval == 0:
+            for layer in self.layers[: self.cut]:
+                layer.merge(self.weights, self.settings.at_averaging)
+        return losses
+
+    def order(self, t: int) -> list[int]:
+        """Return the devices in the order of round `t`."""
+        if self.relayed:
+            return list(range(len(self.weights)))
+        return [int(k) for k in np.random.default_rng([self.seed, t]).permutation(len(self.weights))]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the global model: the server's layers and the mean of the clients', under the model's own names."""
+        return self.model.merge_state(*(layer.merged(self.weights) for layer in self.layers))
+
+    def _turn(self, device: int, batch: Batch) -> Tensor:
+        """Train on one device's batch: its client layers and the server's."""
+        own = 0 if self.relayed else self.cut
+        rows = [device if number <= own else 0 for number in range(1, len(self.layers) + 1)]
+        x, y = (tensor.to(self.device) for tensor in batch)
+        for layer, slot, row in zip(self.layers, self._slots, rows, strict=True):
+            layer.point(slot, row)
+            x = slot.run(x)
+        loss = self.loss(x, y).mean()
+        wanted = [tensor for slot in self._slots for tensor in slot.trained]
+        gradients = list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+        for number, (layer, row) in enumerate(zip(self.layers, rows, strict=True), start=1):
+            layer.steps += number > own
+            mine, gradients = gradients[: len(layer.trained)], gradients[len(layer.trained) :]
+            layer.update([row], mine, self.settings.rate(common=number > self.cut))
+        return loss.detach()

@@ -1,0 +1,277 @@
+"""The engine has the reference's weights, buffers and losses after any number of rounds."""
+
+import warnings
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adaptsfl.errors import InvalidInput
+from adaptsfl.models import SplitModel, build, split
+from adaptsfl.training import Engine, OptimizerSettings, Reference, TrainingPlan, TrainingWarning
+from adaptsfl.training.engine import one_after_another
+from training.cases import SIZES, largest_difference, make_batches, make_model
+
+EXACT = 1e-10
+DIGITS, SMALL_IMAGES, IMAGES = (1, 8, 8), (3, 16, 16), (3, 32, 32)
+
+PLANS = [TrainingPlan((1, 3, 2, 1), 3), TrainingPlan((4, 2, 1, 2), 4, {4: 6}), TrainingPlan((2, 1, 1, 2), 1)]
+LENGTHS = (6, 8, 6)
+
+
+def compare(model: SplitModel, shape: tuple[int, ...], settings: OptimizerSettings, **options: Any) -> None:
+    """Train both for 20 rounds, with a deeper and a shallower plan on the way, and compare as they go."""
+    plans, lengths = options.pop("plans", PLANS), options.pop("lengths", LENGTHS)
+    chunk = options.pop("chunk", 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingWarning)
+        slow = Reference(model, plans[0], settings, **options)
+        fast = Engine(model, plans[0], settings, chunk=chunk, **options)
+    batches, t = make_batches(model, shape), 0
+    for plan, rounds in zip(plans, lengths, strict=True):
+        if t:
+            slow.change_plan(plan)
+            fast.change_plan(plan)
+        for _ in range(rounds):
+            t += 1
+            expected, found = slow.round(batches(t)), fast.round(batches(t))
+            assert torch.allclose(found, expected, atol=EXACT, rtol=EXACT)
+        assert largest_difference(fast.state(), slow.state()) < EXACT
+
+
+@pytest.mark.parametrize("statistics", ["pooled", "device"])
+@pytest.mark.parametrize("norm", ["none", "batch", "group"])
+def test_vgg(norm: str, statistics: str) -> None:
+    model = make_model("vgg_digits", width=0.25, norm=norm)
+    compare(model, DIGITS, OptimizerSettings("momentum", 0.05), statistics=statistics)
+
+
+@pytest.mark.parametrize(
+    ("norm", "statistics"), [("none", "pooled"), ("group", "pooled"), ("batch", "pooled"), ("batch", "device")]
+)
+def test_resnet(norm: str, statistics: str) -> None:
+    torch.manual_seed(0)
+    module = build("resnet18", width=0.125, norm=norm).module.double()
+    model = split(module, torch.zeros(1, *SMALL_IMAGES, dtype=torch.float64))
+    compare(model, SMALL_IMAGES, OptimizerSettings("sgd", 0.02), statistics=statistics)
+
+
+def test_transformer() -> None:
+    model = make_model("vit", width=0.25, depth=2, patch=8, dropout=0.0)
+    compare(model, IMAGES, OptimizerSettings("adam", 1e-3))
+
+
+@pytest.mark.parametrize("rule", ["average", "reset", "keep"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("weights", [None, SIZES], ids=["equal", "weighted"])
+def test_optimizers(optimizer: str, rule: str, weights: Any) -> None:
+    model = make_model("vgg_digits", width=0.25)
+    rate = 1e-3 if optimizer == "adam" else 0.05
+    settings = OptimizerSettings(optimizer, rate, 2 * rate, weight_decay=0.01, at_averaging=rule)
+    compare(model, DIGITS, settings, weights=weights)
+
+
+@pytest.mark.parametrize("statistics", ["pooled", "device"])
+def test_weights_and_batch_norm(statistics: str) -> None:
+    model = make_model("vgg_digits", width=0.25, norm="batch")
+    compare(model, DIGITS, OptimizerSettings("momentum", 0.05), statistics=statistics, weights=(1, 5, 2, 3))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, None])
+def test_the_chunk_does_not_matter(chunk: int | None) -> None:
+    model = make_model("vgg_digits", width=0.25)
+    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), chunk=chunk)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [TrainingPlan((6,) * 4, 3), TrainingPlan((2,) * 4, None), TrainingPlan((1, 6, 2, 3), 1)],
+    ids=["FedAvg", "PSL", "I = 1"],
+)
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_special_cases(plan: TrainingPlan, norm: str) -> None:
+    model = make_model("vgg_digits", width=0.25, norm=norm)
+    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[plan], lengths=[9])
+
+
+class OddNorms(nn.Module):
+    """Batch-norm without running statistics, with another momentum, without weights, and over a moved axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3)
+        self.untracked = nn.BatchNorm2d(4, track_running_stats=False)
+        self.second = nn.Conv2d(4, 6, 3)
+        self.slow = nn.BatchNorm2d(6, momentum=0.01)
+        self.third = nn.Linear(16, 5)
+        self.plain = nn.BatchNorm1d(5, affine=False)
+        self.last = nn.Linear(30, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.untracked(self.first(x)).relu()
+        x = self.slow(self.second(x)).relu()
+        x = self.third(x.flatten(2).flatten(0, 1))  # the channels become samples
+        return self.last(self.plain(x).view(-1, 30))
+
+
+@pytest.mark.parametrize("statistics", ["pooled", "device"])
+def test_batch_norm_of_every_kind(statistics: str) -> None:
+    torch.manual_seed(0)
+    model = split(OddNorms().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+    plans = [TrainingPlan((1, 1, 1, 1), 2), TrainingPlan((2, 1, 2, 1), 2), TrainingPlan((1, 1, 1, 1), 1)]
+    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), statistics=statistics, plans=plans)
+
+
+def test_language_model() -> None:
+    model = make_model("gpt", width=0.25, depth=1, context=8, vocabulary=20, dropout=0.0, tied=False)
+
+    def batches(t: int) -> list[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(t)
+        tokens = [torch.randint(0, 20, (size, 9), generator=generator) for size in SIZES]
+        return [(part[:, :-1], part[:, 1:]) for part in tokens]
+
+    plan = TrainingPlan((1, 2, 3, 2), 2)
+    slow, fast = (kind(model, plan, OptimizerSettings("adam", 1e-3)) for kind in (Reference, Engine))
+    for t in range(1, 6):
+        assert torch.allclose(slow.round(batches(t)), fast.round(batches(t)), atol=EXACT)
+    assert largest_difference(fast.state(), slow.state()) < EXACT
+
+
+def test_single_precision_differs_by_rounding_only() -> None:
+    """The stated tolerance: after 20 rounds weights of size 1 differ by less than 1e-4."""
+    model = make_model("vgg_digits", torch.float32, width=0.25, norm="group")
+    batches, plan = make_batches(model, DIGITS), TrainingPlan((1, 4, 2, 3), 4)
+    slow, fast = (kind(model, plan, OptimizerSettings("momentum", 0.05)) for kind in (Reference, Engine))
+    for t in range(1, 21):
+        slow.round(batches(t))
+        fast.round(batches(t))
+    assert largest_difference(fast.state(), slow.state()) < 1e-4
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_averaging_every_round_is_centralized_training(optimizer: str) -> None:
+    """And needs one copy of the weights only."""
+    model = make_model("vgg_digits", width=0.25, norm="group")
+    batches = make_batches(model, DIGITS)
+    engine = Engine(model, TrainingPlan((1, 4, 2, 6), 1), OptimizerSettings(optimizer, 0.1), weights=SIZES, chunk=2)
+    net = deepcopy(model.module)
+    descent = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9 if optimizer == "momentum" else 0.0)
+    for t in range(1, 7):
+        engine.round(batches(t))
+        x, y = (torch.cat(part) for part in zip(*batches(t), strict=True))
+        descent.zero_grad()
+        cross_entropy(net(x), y).backward()
+        descent.step()
+    assert largest_difference(engine.state(), net.state_dict()) < EXACT
+    assert all(len(rows) == 1 for layer in engine.layers for rows in layer.parameters.values())
+
+
+def test_one_device_is_centralized_training_with_batch_norm_too() -> None:
+    model = make_model("vgg_digits", width=0.25, norm="batch")
+    batches = make_batches(model, DIGITS, (8,))
+    engine, net = Engine(model, TrainingPlan((3,), 1), OptimizerSettings("sgd", 0.1)), deepcopy(model.module)
+    descent = torch.optim.SGD(net.parameters(), 0.1)
+    for t in range(1, 5):
+        engine.round(batches(t))
+        ((x, y),) = batches(t)
+        descent.zero_grad()
+        cross_entropy(net(x), y).backward()
+        descent.step()
+    assert largest_difference(engine.state(), net.state_dict()) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("norm", "statistics", "expected"),
+    [("none", "pooled", [2, 2]), ("batch", "pooled", [4]), ("batch", "device", [2, 2])],
+)
+def test_devices_come_in_chunks_unless_samples_depend_on_each_other(
+    norm: str, statistics: str, expected: list[int]
+) -> None:
+    model, seen = make_model("vgg_digits", width=0.25, norm=norm), []
+
+    def chunk_forward(devices: Sequence[Sequence[nn.Module]], inputs: Sequence[Tensor]) -> Tensor:
+        seen.append(len(devices))
+        return one_after_another(devices, inputs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingWarning)
+        plan, settings = TrainingPlan((1, 2, 2, 1), 2), OptimizerSettings()
+        engine = Engine(model, plan, settings, chunk=3, statistics=statistics, chunk_forward=chunk_forward)
+    engine.round(make_batches(model, DIGITS)(1))
+    assert seen == expected
+
+
+def test_frozen_parameters_stay() -> None:
+    model = make_model("vgg_digits", width=0.25)
+    for key in ("conv1_1.0.weight", "fc1.0.bias"):
+        model.module.get_parameter(key).requires_grad_(False)
+    before = deepcopy(model.module.state_dict())
+    engine, slow = (
+        kind(model, TrainingPlan((1, 2, 2, 1), 2), OptimizerSettings("momentum", weight_decay=0.1))
+        for kind in (Engine, Reference)
+    )
+    batches = make_batches(model, DIGITS)
+    for t in range(1, 4):
+        engine.round(batches(t))
+        slow.round(batches(t))
+    state = engine.state()
+    same = [key for key in before if torch.equal(before[key], state[key])]
+    assert same == ["conv1_1.0.weight", "fc1.0.bias"]
+    assert largest_difference(state, slow.state()) < EXACT
+
+
+def test_the_user_s_model_is_not_touched_and_takes_the_result() -> None:
+    model = make_model("vgg_digits", width=0.25, norm="batch")
+    before = deepcopy(model.module.state_dict())
+    engine = Engine(model, TrainingPlan((1, 2, 3, 4), 2), OptimizerSettings())
+    engine.round(make_batches(model, DIGITS)(1))
+    state = engine.state()
+    engine.round(make_batches(model, DIGITS)(2))
+    assert largest_difference(model.module.state_dict(), before) == 0
+    assert largest_difference(engine.state(), state) > 0
+    model.module.load_state_dict(state)
+
+
+class ByShape(OddNorms):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.dim() == 4 else x  # torch.fx cannot decide, torch.export can
+
+
+def test_device_statistics_need_batch_norm_modules() -> None:
+    model = split(ByShape().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+    with pytest.warns(TrainingWarning):
+        engine = Engine(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), statistics="device")
+    with pytest.raises(InvalidInput, match="statistics: is 'device', but tracing turned"):
+        engine.round(make_batches(model, DIGITS)(1))
+    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[TrainingPlan((1, 2, 1, 2), 2)], lengths=[4])
+
+
+def test_wrong_settings_say_what_to_do() -> None:
+    model = make_model("vgg_digits", width=0.25)
+    with pytest.raises(InvalidInput, match="chunk: is 0"):
+        Engine(model, TrainingPlan((1, 2), 1), OptimizerSettings(), chunk=0)
+    with pytest.raises(InvalidInput, match="weights: has 3 entries, expected 2"):
+        Engine(model, TrainingPlan((1, 2), 1), OptimizerSettings(), weights=[1, 2, 3])
+    engine = Engine(model, TrainingPlan((1, 2), 4), OptimizerSettings())
+    engine.round(make_batches(model, DIGITS, (2, 3))(1))
+    with pytest.raises(InvalidInput, match=r"Change it 3 round\(s\) later"):
+        engine.change_plan(TrainingPlan((1, 1), 2))
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("interval", [1, 2])
+def test_everything_is_on_the_chosen_device(norm: str, interval: int) -> None:
+    """The meta device refuses tensors of another device, and needs no hardware."""
+    model = make_model("vgg_digits", torch.float32, width=0.25, norm=norm)
+    settings = OptimizerSettings("adam", weight_decay=0.1)
+    engine = Engine(model, TrainingPlan((1, 4, 2, 3), interval), settings, weights=SIZES, device="meta")
+    batches = make_batches(model, DIGITS)
+    for t in (1, 2):
+        assert engine.round(batches(t)).device.type == "meta"
+    engine.change_plan(TrainingPlan((1, 2, 2, 1), 1))
+    engine.round(batches(3))
+    assert all(tensor.device.type == "meta" for tensor in engine.state().values())
