@@ -113,6 +113,13 @@ def test_table_for_people(write):
         assert words in shown
 
 
+@pytest.mark.parametrize(("smoothness", "noted"), [(9.0, False), (11.0, True)])
+def test_a_learning_rate_beyond_the_theorem_is_noted(write, smoothness, noted):
+    constants = {"smoothness": smoothness, "gradient_moment": [1e-3] * 3, "gradient_variance": [1e-3] * 3}
+    answer = run(write("good.json", changed("convergence", {**constants, "initial_gap": 2.0, "target": 1.0})))
+    assert ("Theorem 1 holds up to 1" in answer.stdout) == noted
+
+
 def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout.strip() == f"adaptsfl {__version__}"
 

@@ -127,6 +127,9 @@ def _headline(problem: PlanProblem, plan: Plan) -> Text:
         f"{plan.drift_share:.0%} of each round's progress.",
         f"{plan.solver}: {proof[plan.status]}, in {seconds(plan.solve_s)}.",
     ]
+    constants, rate = problem.convergence.constants, problem.convergence.learning_rate
+    if constants is not None and constants.smoothness * rate > 1:
+        lines.append(f"Note: βγ is {constants.smoothness * rate:.3g}, and Theorem 1 holds up to 1: rounds are a guess.")
     return Text("\n".join(lines))
 
 
