@@ -25,6 +25,7 @@ from adaptsfl.planner.interval import IntervalRule
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
 
 TOLERANCE = 1e-11  # a box that could save less than this part of the best time is closed
+SHAVED_FROM = 200_000  # times in a box from which on looking for empty halves costs less than the grids it saves
 WORTHWHILE = 0.9  # shrink again only while some range falls below this part of what it was
 
 
@@ -119,16 +120,15 @@ class _Search:
         while True:
             before = high - low
             fits = fitting(times, high)
-            for term in range(4):  # no maximum is below what the device that is worst off needs at least
-                least = np.where(fits, times[term], np.inf).min(axis=0).max(initial=0.0)
-                low[term] = max(low[term], least)
+            # No maximum is below what the device that is worst off needs at least.
+            low = np.maximum(low, np.where(fits, times, np.inf).min(axis=1).max(axis=1, initial=0.0))
             caps = self.caps(box, fits, low, rule)
             if caps is None:
                 return None
             high = np.minimum(high, caps)
             if np.any(high - low < WORTHWHILE * before):
                 continue
-            if not self.shave(box, times, low, high, rule):
+            if times.size < SHAVED_FROM or not self.shave(box, times, low, high, rule):
                 return self.settle(replace(box, low=low, high=high), times)
 
     def shave(self, box: Box, times: FloatArray, low: FloatArray, high: FloatArray, rule: IntervalRule) -> bool:
