@@ -66,6 +66,29 @@ def test_gpt_block_by_hand() -> None:
     assert per_layer(costs.backward_flops) == [0, 20971520, 33554432, 8388608]
 
 
+@pytest.mark.parametrize(
+    ("layer", "work"),
+    [
+        (nn.Conv2d(8, 8, 3, padding=1), 2 * 9 * 8 * 8 * 64),
+        (nn.Conv2d(8, 8, 3, padding=1, groups=2), 2 * 9 * 4 * 8 * 64),
+        (nn.Conv2d(8, 8, 3, padding=1, groups=8), 2 * 9 * 8 * 64),
+        (nn.Conv2d(8, 16, 3, padding=1, stride=2, groups=8), 2 * 9 * 16 * 16),
+        (nn.ConvTranspose2d(8, 4, 2, stride=2), 2 * 4 * 8 * 4 * 64),
+        (nn.ConvTranspose2d(8, 4, 2, stride=2, groups=4), 2 * 4 * 2 * 4 * 64),
+    ],
+)
+def test_convolutions_by_hand(layer: nn.Module, work: int) -> None:
+    """On an 8×8 map, every output value takes k² inputs of its group; a transposed one spreads every input so.
+
+    Backward twice that, for input and weight, and once where the input needs no gradient.
+    """
+    x = torch.zeros(1, 8, 8, 8)
+    costs = profile(split(nn.Sequential(nn.Conv2d(8, 8, 1, groups=4), layer), x), x, batch_size=2)
+    first = 2 * 2 * 8 * 64
+    assert per_layer(costs.forward_flops) == [first, work]
+    assert per_layer(costs.backward_flops) == [first, 2 * work]
+
+
 @pytest.mark.parametrize("name", list(ZOO))
 def test_bits_at_each_cut_are_those_of_the_tensors_really_produced(name: str) -> None:
     built = build(name, **({"width": 0.25} if name != "vgg_digits" else {}))

@@ -2,19 +2,20 @@
 
 Everything runs on the meta device: shapes flow, nothing is computed, so a model larger than memory can be profiled.
 FLOPs come from torch's own counter. Attention runs as plain products, because the counter does not know the CPU's
-fused kernel and would count it as no work.
+fused kernel and would count it as no work. The gradients of a convolution are counted here, because the counter takes
+the weight gradient of a grouped one for that of a full one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from adaptsfl import checks
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
@@ -108,6 +109,29 @@ def _measure_on(model: SplitModel, x: Tensor) -> list[_Measured]:
     return measured
 
 
+def _counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward})
+
+
+def _convolution_backward(
+    gradient: Sequence[int],
+    inputs: Sequence[int],
+    weight: Sequence[int],
+    _bias: object,
+    _stride: object,
+    _padding: object,
+    _dilation: object,
+    transposed: bool,
+    _output_padding: object,
+    _groups: int,
+    output_mask: Sequence[bool],
+    **_: Any,
+) -> int:
+    """Return the work of a convolution's wanted gradients: input and weight each take what forward takes."""
+    forward = conv_flop_count(list(inputs), list(weight), list(gradient), transposed=transposed)
+    return int(forward) * sum(map(bool, output_mask[:2]))
+
+
 def _measure_piece(piece: Piece, x: Tensor, seen: dict[int, Tensor]) -> tuple[_Measured, Tensor]:
     state = {name: tensor.detach().to(x.device) for name, tensor in piece.named_parameters()}
     for name, tensor in piece.named_parameters():
@@ -115,9 +139,9 @@ def _measure_piece(piece: Piece, x: Tensor, seen: dict[int, Tensor]) -> tuple[_M
     state |= {name: tensor.detach().clone().to(x.device) for name, tensor in piece.named_buffers()}
     before = set(seen)
     own = {_storage(tensor) for tensor in state.values()}
-    with FlopCounterMode(display=False) as forward, _saving(seen, own):
+    with _counter() as forward, _saving(seen, own):
         output = torch.func.functional_call(piece, state, (x,))
-    with FlopCounterMode(display=False) as backward:
+    with _counter() as backward:
         wanted = [tensor for tensor in [x, *state.values()] if tensor.requires_grad]
         if output.requires_grad:
             torch.autograd.grad(output, wanted, torch.ones_like(output), allow_unused=True)
