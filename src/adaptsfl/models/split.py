@@ -7,10 +7,12 @@ from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.cuts import Flow, find_cuts, label, with_batch
+from adaptsfl.models.keep import untouched
 from adaptsfl.models.pieces import Piece, Segment, Step, make_step
 from adaptsfl.models.trace import (
     EXPLICIT,
@@ -20,13 +22,13 @@ from adaptsfl.models.trace import (
     required_inputs,
     resolve,
     trace,
+    trace_by_export,
     trace_layers,
 )
+from adaptsfl.models.verify import Differs, verify
 
 Granularity = Literal["layer", "block"]
 CHECKED_BATCH = 2
-ROUNDING_FLOOR = 1e-5  # of the largest gradient's norm
-GRADIENT_TOLERANCE = 1e-2  # relative to the gradient's norm: rounding, also in half precision
 
 
 class SplitModel:
@@ -41,8 +43,9 @@ class SplitModel:
     def __init__(self, module: nn.Module, steps: Sequence[Step]) -> None:
         self.module = module
         self.names = tuple(step.name for step in steps)
-        self.pieces = tuple(Piece(module, [step]) for step in steps)
+        self._modes = {True: _exceptions(module, True), False: _exceptions(module, False)}
         self._steps = tuple(steps)
+        self.pieces = tuple(self._piece([step]) for step in steps)
 
     @property
     def layers(self) -> int:
@@ -51,11 +54,11 @@ class SplitModel:
 
     def client(self, cut: int) -> Piece:
         """Return layers 1..cut as one module."""
-        return Piece(self.module, self._steps[: self._check(cut)])
+        return self._piece(self._steps[: self._check(cut)])
 
     def server(self, cut: int) -> Piece:
         """Return layers cut+1..L as one module; at cut L it returns its input."""
-        return Piece(self.module, self._steps[self._check(cut) :])
+        return self._piece(self._steps[self._check(cut) :])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run all layers: what the original model returns."""
@@ -65,7 +68,7 @@ class SplitModel:
 
     def train(self, mode: bool = True) -> Self:
         """Put the model and its layers into training mode, or evaluation mode if `mode` is False."""
-        for part in (self.module, *self.pieces):
+        for part in (*self.pieces, self.module):
             part.train(mode)
         return self
 
@@ -89,6 +92,9 @@ class SplitModel:
                     raise InvalidInput("state", f"has the key {key!r}", "Give state_dicts of this model's pieces")
                 merged[key] = value
         return merged
+
+    def _piece(self, steps: Sequence[Step]) -> Piece:
+        return Piece(self.module, steps, self._modes)
 
     def _check(self, cut: int) -> int:
         return int(checks.cut_numbers("cut", [cut], self.layers)[0])
@@ -116,24 +122,52 @@ def split(
         raise InvalidInput("example_input", f"is {given}", "Give one tensor with the batch first")
     if granularity not in get_args(Granularity):
         raise InvalidInput("granularity", f"is {granularity!r}", "Give 'layer' or 'block'")
+    if any(map(is_lazy, [*module.parameters(), *module.buffers()])):
+        raise InvalidInput("model", "has parameters without a shape yet (lazy modules)", "Run the model once before")
     example = with_batch(example_input, CHECKED_BATCH)
     if layers is None:
         check_one_input(module)
-    callable_alone = layers is None or len(required_inputs(module)) <= 1
-    if callable_alone:
+    with untouched(module):
+        if layers is not None:
+            checked = len(required_inputs(module)) <= 1
+            if checked:
+                check_example(module, example)
+            return _make(module, trace_layers(module, layers), example, granularity, "layers" if checked else None)
         check_example(module, example)
-    traces = trace(module, example) if layers is None else trace_layers(module, layers)
+        traces = trace(module, example)
+        try:
+            return _make(module, traces, example, granularity, "model")
+        except Differs as error:
+            if not traces.by_fx:
+                raise
+            try:  # the model may treat what torch.fx traces with in another way than tensors
+                return _make(module, trace_by_export(module, example), example, granularity, "model")
+            except InvalidInput:
+                raise error from None
+
+
+def _make(
+    module: nn.Module, traces: Traces, example: Tensor, granularity: Granularity, field: str | None
+) -> SplitModel:
     model = SplitModel(module, _steps(module, traces, example, granularity))
-    if callable_alone:
-        _verify(model, example, "layers" if layers is not None else "model")
+    if field is not None:
+        verify(model.module, model.client(model.layers), model.names, example, field)
     return model
+
+
+def _exceptions(module: nn.Module, training: bool) -> frozenset[str]:
+    """Return the parts that `module.train(training)` leaves in the other mode, as a model with frozen norms does."""
+    with mode(module, training):
+        parts = module.named_modules(remove_duplicate=False)
+        return frozenset(name for name, part in parts if part.training != training)
 
 
 def check_example(module: nn.Module, example: Tensor) -> None:
     """Run the model once in evaluation mode; where that fails, say in which of its modules."""
-    with mode(module, False), torch.no_grad(), _located(module) as stack:
+    buffers = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    with untouched(module), mode(module, False), torch.no_grad(), _located(module) as stack:
         try:
-            module(example)
+            output = torch.func.functional_call(module, buffers, (example,))
         except Exception as error:
             name = stack[-1] if stack else ""
             layer = f"layer {name!r} ({type(module.get_submodule(name)).__name__})" if name else "the model itself"
@@ -143,6 +177,8 @@ def check_example(module: nn.Module, example: Tensor) -> None:
                 f"of shape ({shape}) and dtype {example.dtype} fails in {layer}: {first_line(error)}",
                 "Give an input of the shape that the model takes, the batch first",
             ) from error
+    if isinstance(output, Tensor) and output.is_complex():
+        raise InvalidInput("model", f"returns complex numbers ({output.dtype})", "Return their real view or magnitude")
 
 
 @contextmanager
@@ -229,58 +265,11 @@ def _no_cut(flow: Flow, starts: Sequence[int], module: nn.Module) -> InvalidInpu
     if tied:
         problem = f"has no legal cut: {tied[0]!r} is used on both sides of every one (tied weights)"
         return InvalidInput("model", problem, "Untie them: device and server would train two copies of one weight")
+    changing = next((flow.changes_received(start) for start in starts[1:] if flow.changes_received(start)), None)
+    if changing:
+        problem = f"has no legal cut: {changing!r} changes its input in place, so no cut can lie before it"
+        return InvalidInput("model", problem, f"Let it make a new tensor (inplace=False). {EXPLICIT}")
     crossing = ", ".join(repr(label(node)) for node in flow.crossing(starts[1]))
     between = f"between {flow.owner(starts[0])!r} and {flow.owner(starts[1])!r}"
     problem = f"has no legal cut: one tensor, batch first, would have to cross, but {between} there cross {crossing}"
     return InvalidInput("model", problem, EXPLICIT)
-
-
-def _verify(model: SplitModel, example: Tensor, field: str) -> None:
-    """Run the split model against the original in both modes, on copies of the buffers.
-
-    Outputs must agree bit for bit. Gradients may round differently, because some models run other kernels when they
-    are exported, but a gradient that is lost or added on the way is found.
-    """
-    if example.device.type == "meta":
-        return
-    whole = model.client(model.layers)
-    parameters = [tensor for tensor in model.module.parameters() if tensor.requires_grad]
-    for training in (True, False):
-        with mode(model.module, training), mode(whole, training):
-            expected, expected_gradients = _run(model.module, example, parameters)
-            found, found_gradients = _run(whole, example, parameters)
-        same = torch.equal(torch.nan_to_num(expected), torch.nan_to_num(found))
-        if not same or not _near(expected_gradients, found_gradients):
-            what = "gradients" if same else "outputs"
-            when = "training" if training else "evaluation"
-            problem = f"run one after the other do not have the model's {what} in {when} mode"
-            raise InvalidInput(field, f"the layers {', '.join(model.names)}, {problem}", EXPLICIT)
-
-
-def _run(module: nn.Module, example: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
-    buffers = {name: tensor.clone() for name, tensor in module.named_buffers()}
-    with torch.random.fork_rng(), torch.enable_grad():
-        torch.manual_seed(0)
-        output = _tensors(torch.func.functional_call(module, buffers, (example,)))[0]
-        if not output.requires_grad or not parameters:
-            return output, []
-        weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
-        return output.detach(), list(torch.autograd.grad((output * weights).sum(), parameters, allow_unused=True))
-
-
-def _near(expected: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> bool:
-    """Whether gradients agree within rounding; one that is zero but for rounding is measured against the others."""
-    if [tensor is None for tensor in expected] != [tensor is None for tensor in found]:
-        return False
-    pairs = [(a, b) for a, b in zip(expected, found, strict=True) if a is not None and b is not None]
-    norms = [float(torch.nan_to_num(a).norm()) for a, _ in pairs]
-    floor = ROUNDING_FLOOR * max(norms, default=0.0)
-    apart = [float(torch.nan_to_num(a - b).norm()) for a, b in pairs]
-    return all(d <= GRADIENT_TOLERANCE * norm + floor for d, norm in zip(apart, norms, strict=True))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]

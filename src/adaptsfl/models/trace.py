@@ -7,7 +7,7 @@ Both modes are traced because a trace bakes the mode in: `torch.fx` follows one 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.export import export_graph
+from adaptsfl.models.keep import buffers_of, rebound, untouched
 
 EXPLICIT = "Pass the layers yourself: split(model, example_input, layers=[model.stem, *model.blocks, model.head])"
 INNER = "inner"
@@ -30,11 +31,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traces:
-    """A model as it trains and as it evaluates. `whole_modules` means that every node is a layer the caller named."""
+    """A model as it trains and as it evaluates.
+
+    `whole_modules` means that every node is a layer the caller named, `by_fx` that torch.fx traced the model.
+    """
 
     training: Trace
     evaluating: Trace
     whole_modules: bool = False
+    by_fx: bool = False
 
     @property
     def same(self) -> bool:
@@ -56,6 +61,7 @@ class _OneInput(nn.Module):
 class _Tracer(fx.Tracer):
     """torch.fx's tracer, which remembers the module in which it had to stop."""
 
+    proxy_buffer_attributes = True  # else an in-place update of a buffer would be done now, and lost in the graph
     stopped_in: str | None = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -77,7 +83,7 @@ def trace(module: nn.Module, example: Tensor) -> Traces:
     if is_sequence(module):
         return _chain(list(_children(module)))
     try:
-        return _both_modes(module, lambda: _trace_fx(module))
+        return replace(_both_modes(module, lambda: _trace_fx(module)), by_fx=True)
     except _Untraceable as by_fx:
         try:
             return _both_modes(module, lambda: _trace_export(module, example))
@@ -85,6 +91,14 @@ def trace(module: nn.Module, example: Tensor) -> Traces:
             raise InvalidInput(
                 "model", f"{type(module).__name__} cannot be traced: {by_fx}; {by_export}", EXPLICIT
             ) from by_export
+
+
+def trace_by_export(module: nn.Module, example: Tensor) -> Traces:
+    """Trace `module` by torch.export alone: slower than torch.fx, but it sees real tensors where torch.fx has none."""
+    try:
+        return _both_modes(module, lambda: _trace_export(module, example))
+    except _Untraceable as error:
+        raise InvalidInput("model", f"{type(module).__name__} cannot be traced: {error}", EXPLICIT) from error
 
 
 def trace_layers(module: nn.Module, layers: Sequence[nn.Module]) -> Traces:
@@ -150,9 +164,9 @@ class _Untraceable(Exception):
 
 
 def _both_modes(module: nn.Module, make: Callable[[], Trace]) -> Traces:
-    with mode(module, True):
+    with untouched(module), mode(module, True):
         training = make()
-    with mode(module, False):
+    with untouched(module), mode(module, False):
         evaluating = make()
     same = str(training.graph) == str(evaluating.graph) and not (training.constants or evaluating.constants)
     return Traces(training, training if same else evaluating)
@@ -160,6 +174,7 @@ def _both_modes(module: nn.Module, make: Callable[[], Trace]) -> Traces:
 
 def _trace_fx(module: nn.Module) -> Trace:
     root, tracer = _OneInput(module), _Tracer()
+    buffers = buffers_of(module)
     try:
         graph = tracer.trace(root)
     except Exception as error:
@@ -170,6 +185,9 @@ def _trace_fx(module: nn.Module) -> Trace:
         raise _Untraceable(f"torch.fx stopped {inside}{after} ({first_line(error)})") from error
     if any(node.target is torch._C._set_grad_enabled for node in graph.nodes):
         raise _Untraceable("torch.fx cannot keep torch.no_grad() inside forward")
+    replaced = rebound(module, buffers)
+    if replaced is not None:
+        raise _Untraceable(f"torch.fx cannot keep the new tensor that forward puts into the buffer {replaced!r}")
     trace = _with_original_names(graph, root, module)
     if trace.constants:
         raise _Untraceable("torch.fx would freeze a tensor that forward creates")  # a random one, say
