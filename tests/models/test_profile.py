@@ -225,6 +225,23 @@ def test_profiling_leaves_the_model_alone() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+def test_profiling_leaves_attributes_alone() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.seen: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x
+            return self.linear(x)
+
+    module = nn.Sequential(nn.Linear(4, 4), Remembers())
+    x = torch.zeros(1, 4)
+    profile(split(module, x), x, batch_size=2)
+    assert module[1].seen is None
+
+
 def test_bad_arguments() -> None:
     module = build("vgg16", width=0.125).module
     model = split(module, torch.zeros(1, 3, 32, 32))
@@ -232,6 +249,9 @@ def test_bad_arguments() -> None:
         profile(model, torch.zeros(1, 3, 64, 64), batch_size=1)
     with pytest.raises(InvalidInput, match=r"fails in layer 1 \(conv1_1\)"):
         profile(model, torch.zeros(1, 1, 32, 32), batch_size=1)
+    for wrong, given in ((None, "a NoneType"), (torch.tensor(1.0), r"of shape \(\)"), (torch.zeros(0, 3), "of shape")):
+        with pytest.raises(InvalidInput, match=f"example_input: is {given}"):
+            profile(model, wrong, batch_size=1)  # type: ignore[arg-type]
     x = torch.zeros(1, 3, 32, 32)
     with pytest.raises(InvalidInput, match=r"wire_dtype: is 'int4'\. Give one of float32, float16, bfloat16, int8"):
         profile(model, x, batch_size=1, wire_dtype="int4")  # type: ignore[arg-type]

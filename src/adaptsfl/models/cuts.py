@@ -264,6 +264,14 @@ def find_cuts(flow: Flow, starts: Sequence[int]) -> list[Cut]:
     return cuts
 
 
+def check_input(example: object) -> None:
+    """Refuse what is not a tensor with at least one sample."""
+    if isinstance(example, Tensor) and example.dim() > 0 and len(example) > 0:
+        return
+    given = f"of shape {tuple(example.shape)}" if isinstance(example, Tensor) else f"a {type(example).__name__}"
+    raise InvalidInput("example_input", f"is {given}", "Give one tensor of at least one sample, the batch first")
+
+
 def with_batch(example: Tensor, size: int) -> Tensor:
     """Return `size` copies of the example's first sample."""
     return example[:1].expand(size, *example.shape[1:]).clone()

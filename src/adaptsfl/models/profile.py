@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from adaptsfl import checks
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.errors import InvalidInput, first_line
-from adaptsfl.models.cuts import BATCHES, with_batch
+from adaptsfl.models.cuts import BATCHES, check_input, storage, with_batch
+from adaptsfl.models.keep import untouched
 from adaptsfl.models.pieces import Piece
 from adaptsfl.models.split import SplitModel
 from adaptsfl.models.trace import mode
@@ -56,6 +57,7 @@ def profile(
     the fed server averages is every parameter and every floating-point buffer that is saved, in its own dtype;
     `wire_dtype` is what activations and their gradients are sent in.
     """
+    check_input(example_input)
     checks.whole_number("batch_size", batch_size)
     wire_bits = _lookup("wire_dtype", wire_dtype, WIRE_BITS)
     kept = _lookup("optimizer", optimizer, OPTIMIZER_VALUES)
@@ -97,7 +99,7 @@ def _measure_on(model: SplitModel, x: Tensor) -> list[_Measured]:
     measured = []
     for number, piece in enumerate(model.pieces, start=1):
         try:
-            with mode(piece, True), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+            with untouched(piece), mode(piece, True), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
                 one, x = _measure_piece(piece, x, seen)
         except Exception as error:
             raise InvalidInput(
@@ -138,7 +140,7 @@ def _measure_piece(piece: Piece, x: Tensor, seen: dict[int, Tensor]) -> tuple[_M
         state[name].requires_grad_(tensor.requires_grad)
     state |= {name: tensor.detach().clone().to(x.device) for name, tensor in piece.named_buffers()}
     before = set(seen)
-    own = {_storage(tensor) for tensor in state.values()}
+    own = {storage(tensor) for tensor in state.values()}
     with _counter() as forward, _saving(seen, own):
         output = torch.func.functional_call(piece, state, (x,))
     with _counter() as backward:
@@ -155,17 +157,13 @@ def _saving(seen: dict[int, Tensor], own: set[int]) -> Iterator[None]:
     """Note what autograd keeps for the backward pass, each storage once, and not the model's own state."""
 
     def keep(tensor: Tensor) -> Tensor:
-        key = _storage(tensor)
+        key = storage(tensor)
         if key not in own:
             seen.setdefault(key, tensor)  # holding the tensor keeps its storage's identity from being used again
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         yield
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # tensors on the meta device have no address to compare
 
 
 def _state(model: SplitModel, kept: int) -> tuple[list[int], list[int]]:

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, first_line
-from adaptsfl.models.cuts import Flow, find_cuts, label, with_batch
+from adaptsfl.models.cuts import Flow, check_input, find_cuts, label, with_batch
 from adaptsfl.models.keep import untouched
 from adaptsfl.models.pieces import Piece, Segment, Step, make_step
 from adaptsfl.models.trace import (
@@ -117,9 +117,7 @@ def split(
     """
     if not isinstance(module, nn.Module):
         raise InvalidInput("model", f"is a {type(module).__name__}", "Give a torch.nn.Module")
-    if not isinstance(example_input, Tensor) or example_input.dim() == 0 or not len(example_input):
-        given = "of no samples" if isinstance(example_input, Tensor) else f"a {type(example_input).__name__}"
-        raise InvalidInput("example_input", f"is {given}", "Give one tensor with the batch first")
+    check_input(example_input)
     if granularity not in get_args(Granularity):
         raise InvalidInput("granularity", f"is {granularity!r}", "Give 'layer' or 'block'")
     if any(map(is_lazy, [*module.parameters(), *module.buffers()])):
