@@ -147,6 +147,16 @@ def test_a_buffer_that_is_replaced_is_refused_and_left_alone() -> None:
     assert float(module.mean.abs().sum()) > 0
 
 
+def test_a_buffer_that_is_only_written_is_not_forgotten() -> None:
+    def run(n: Net, x: Tensor) -> Tensor:
+        x = n.a(x)
+        n.mean = x.detach().mean(0)
+        return n.b(x)
+
+    with pytest.raises(InvalidInput, match="buffer 'mean'"):
+        split(net(run), samples())
+
+
 def test_what_a_model_remembers_outside_its_buffers_is_refused() -> None:
     def run(n: Net, x: Tensor) -> Tensor:
         n.calls += 1
@@ -207,6 +217,30 @@ def test_no_cut_before_a_module_that_changes_its_input(every_cut: Any) -> None:
     model = split(module, samples())
     assert model.names == ("0", "1", "3")
     every_cut(model, samples())
+
+
+class DropsFirst(nn.Module):
+    """Changes its input in place in training mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.mul_(2) if self.training else x * 2)
+
+
+def test_no_cut_before_a_module_that_changes_its_input_in_training() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), DropsFirst(), nn.Linear(4, 2)).double()
+    assert split(module.train(), samples()).names == ("0", "1", "3")
+    assert split(module.eval(), samples()).names == ("0", "1", "3")
+
+
+def test_splitting_draws_no_random_numbers() -> None:
+    module = net(lambda n, x: n.b(n.a(x) * torch.rand(4)))
+    state = torch.get_rng_state()
+    split(module, samples())
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def at_five(n: Net, x: Tensor) -> Tensor:

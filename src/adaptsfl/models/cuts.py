@@ -6,6 +6,7 @@ a cut after it is legal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,7 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.state import StateRoot, parameters_of
-from adaptsfl.models.trace import EXPLICIT, INNER, Trace, resolve
+from adaptsfl.models.trace import EXPLICIT, INNER, Trace, mode, resolve
 
 BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -52,6 +53,11 @@ class Flow:
         self._storages = records[0].storages
         self.nodes: list[fx.Node] = list(trace.graph.nodes)
         self._changes = self._changed_storages(records[0])
+        with suppress(InvalidInput), mode(self.root, not module.training):  # a module may do it in one mode only
+            other = _record(self.root, trace.graph, with_batch(example, BATCHES[0]))
+            for node, keys in other.changed.items():
+                sources = [source for source in node.all_input_nodes if other.storages[source] & keys]
+                self._changes[node] = self._changes[node].union(*(self._storages[source] for source in sources))
         self._changed_by_any = frozenset[int]().union(*self._changes.values())
         self.placeholder = next(node for node in self.nodes if node.op == "placeholder")
         self.data = self._data_nodes()

@@ -29,11 +29,7 @@ from adaptsfl.models.trace import (
 
 Granularity = Literal["layer", "block"]
 IN_PLACE = f"Change buffers in place, as in self.mean.copy_(new). {EXPLICIT}"
-CHECKED_BATCHES = (
-    2,
-    5,
-    1,
-)  # a trace may hold for the batch size it was made with only; two runs show what a model remembers
+CHECKED_BATCHES = (2, 5, 1)  # several: a trace may hold for one size only, and a model may remember the run before
 SHIFT = 0.1  # buffers start at other values than fresh ones, which are often zero
 ROUNDING_FLOOR = 1e-5  # of the largest gradient's norm
 GRADIENT_TOLERANCE = 1e-2  # relative to the gradient's norm: rounding, also in half precision
@@ -133,7 +129,7 @@ def split(
     example = with_batch(example_input, CHECKED_BATCHES[0])
     if layers is None:
         check_one_input(module)
-    with untouched(module):
+    with untouched(module), torch.random.fork_rng():
         if layers is not None:
             checked = len(required_inputs(module)) <= 1
             if checked:
@@ -316,21 +312,23 @@ def _verify(model: SplitModel, example: Tensor, field: str) -> None:
         except Exception as error:
             problem = f"run one after the other fail in {when} mode: {first_line(error)}"
             raise _Differs(field, f"the layers {names}, {problem}", EXPLICIT) from error
-        for a, b in zip(expected, found, strict=True):
-            what = _difference(a, b)
+        for x, a, b in zip(inputs, expected, found, strict=True):
+            what = _difference(a, b, buffers)
             if what:
-                size = "" if len(a.output) == CHECKED_BATCHES[0] else f" with a batch of {len(a.output)}"
+                size = "" if len(x) == CHECKED_BATCHES[0] else f" with a batch of {len(x)}"
                 problem = f"run one after the other do not have the model's {what} in {when} mode{size}"
                 remedy = IN_PLACE if what.startswith("buffer") else EXPLICIT
                 raise _Differs(field, f"the layers {names}, {problem}", remedy)
 
 
-def _difference(expected: _Result, found: _Result) -> str:
+def _difference(expected: _Result, found: _Result, start: Mapping[str, Tensor]) -> str:
+    """Say what differs, if anything; buffers that no layer holds must be as they were at the start."""
     if not _same(expected.output, found.output):
         return "outputs"
     if not _near(expected.gradients, found.gradients):
         return "gradients"
-    changed = [name for name, tensor in found.buffers.items() if not _same(tensor, expected.buffers[name])]
+    left = {**start, **found.buffers}
+    changed = [name for name, tensor in expected.buffers.items() if not _same(tensor, left[name])]
     return f"buffer {changed[0]!r}" if changed else ""
 
 
