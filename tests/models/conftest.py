@@ -1,5 +1,6 @@
 """The check that every cut of a model is the model, shared by the zoo's and the third-party tests."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -29,10 +30,12 @@ def _check(model: SplitModel, x: Tensor) -> None:
         expected = _results(model.module, _unsplit(model.module, training), x, start)
         for cut in range(1, model.layers + 1):
             assert {**model.client(cut).state_dict(), **model.server(cut).state_dict()}.keys() <= start.keys()
-            found = _results(model.module, _at_cut(model, cut, training), x, start)
-            assert found.keys() == expected.keys()
-            different = [key for key in expected if not torch.equal(found[key], expected[key])]
-            assert not different, f"cut {cut}, training={training}: {different}"
+            shared = _results(model.module, _at_cut(model.client(cut), model.server(cut), training), x, start)
+            copied = _results_of_copies(model, cut, training, x, start)
+            for how, found in (("shared", shared), ("copied", copied)):
+                assert found.keys() == expected.keys()
+                different = [key for key in expected if not torch.equal(found[key], expected[key])]
+                assert not different, f"cut {cut}, {how}, training={training}: {different}"
 
 
 def _unsplit(module: nn.Module, training: bool) -> Callable[[Tensor], Tensor]:
@@ -46,12 +49,13 @@ def _unsplit(module: nn.Module, training: bool) -> Callable[[Tensor], Tensor]:
     return step
 
 
-def _at_cut(model: SplitModel, cut: int, training: bool) -> Callable[[Tensor], Tensor]:
-    client, server = model.client(cut).train(training), model.server(cut).train(training)
+def _at_cut(client: nn.Module, server: nn.Module, training: bool) -> Callable[[Tensor], Tensor]:
+    client.train(training)
+    server.train(training)
 
     def step(x: Tensor) -> Tensor:
         activations = client(x)
-        received = activations.detach().requires_grad_()
+        received = activations.detach().clone().requires_grad_()
         output = server(received)
         # Not received.grad: autograd lays that out like the leaf, and sums over another layout round differently.
         tensors = [received, *server.parameters()]
@@ -77,6 +81,26 @@ def _results(
     for name, parameter in [("input", x), *module.named_parameters()]:
         if parameter.grad is not None:
             results[f"gradient of {name}"] = parameter.grad.clone()
+    return results
+
+
+def _results_of_copies(
+    model: SplitModel, cut: int, training: bool, x: Tensor, start: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Do the same with pieces that share no memory with the model nor with each other, and merge their states."""
+    model.module.load_state_dict(start)
+    model.module.zero_grad(set_to_none=True)
+    client, server = copy.deepcopy(model.client(cut)), copy.deepcopy(model.server(cut))
+    x = x.clone().requires_grad_(x.is_floating_point())
+    torch.manual_seed(7)
+    results = {"output": _at_cut(client, server, training)(x).detach()}
+    assert all(torch.equal(value, start[key]) for key, value in model.module.state_dict().items())
+    results |= {f"state {k}": v for k, v in model.merge_state(client.state_dict(), server.state_dict()).items()}
+    own = {"input": x, **dict(client.named_parameters()), **dict(server.named_parameters())}
+    for name in ("input", *dict(model.module.named_parameters())):
+        gradient = own[name].grad if name in own else None
+        if gradient is not None:
+            results[f"gradient of {name}"] = gradient
     return results
 
 

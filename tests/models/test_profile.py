@@ -66,6 +66,29 @@ def test_gpt_block_by_hand() -> None:
     assert per_layer(costs.backward_flops) == [0, 20971520, 33554432, 8388608]
 
 
+@pytest.mark.parametrize(
+    ("layer", "work"),
+    [
+        (nn.Conv2d(8, 8, 3, padding=1), 2 * 9 * 8 * 8 * 64),
+        (nn.Conv2d(8, 8, 3, padding=1, groups=2), 2 * 9 * 4 * 8 * 64),
+        (nn.Conv2d(8, 8, 3, padding=1, groups=8), 2 * 9 * 8 * 64),
+        (nn.Conv2d(8, 16, 3, padding=1, stride=2, groups=8), 2 * 9 * 16 * 16),
+        (nn.ConvTranspose2d(8, 4, 2, stride=2), 2 * 4 * 8 * 4 * 64),
+        (nn.ConvTranspose2d(8, 4, 2, stride=2, groups=4), 2 * 4 * 2 * 4 * 64),
+    ],
+)
+def test_convolutions_by_hand(layer: nn.Module, work: int) -> None:
+    """On an 8×8 map, every output value takes k² inputs of its group; a transposed one spreads every input so.
+
+    Backward twice that, for input and weight, and once where the input needs no gradient.
+    """
+    x = torch.zeros(1, 8, 8, 8)
+    costs = profile(split(nn.Sequential(nn.Conv2d(8, 8, 1, groups=4), layer), x), x, batch_size=2)
+    first = 2 * 2 * 8 * 64
+    assert per_layer(costs.forward_flops) == [first, work]
+    assert per_layer(costs.backward_flops) == [first, 2 * work]
+
+
 @pytest.mark.parametrize("name", list(ZOO))
 def test_bits_at_each_cut_are_those_of_the_tensors_really_produced(name: str) -> None:
     built = build(name, **({"width": 0.25} if name != "vgg_digits" else {}))
@@ -202,6 +225,23 @@ def test_profiling_leaves_the_model_alone() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+def test_profiling_leaves_attributes_alone() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.seen: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x
+            return self.linear(x)
+
+    module = nn.Sequential(nn.Linear(4, 4), Remembers())
+    x = torch.zeros(1, 4)
+    profile(split(module, x), x, batch_size=2)
+    assert module[1].seen is None
+
+
 def test_bad_arguments() -> None:
     module = build("vgg16", width=0.125).module
     model = split(module, torch.zeros(1, 3, 32, 32))
@@ -209,6 +249,9 @@ def test_bad_arguments() -> None:
         profile(model, torch.zeros(1, 3, 64, 64), batch_size=1)
     with pytest.raises(InvalidInput, match=r"fails in layer 1 \(conv1_1\)"):
         profile(model, torch.zeros(1, 1, 32, 32), batch_size=1)
+    for wrong, given in ((None, "a NoneType"), (torch.tensor(1.0), r"of shape \(\)"), (torch.zeros(0, 3), "of shape")):
+        with pytest.raises(InvalidInput, match=f"example_input: is {given}"):
+            profile(model, wrong, batch_size=1)  # type: ignore[arg-type]
     x = torch.zeros(1, 3, 32, 32)
     with pytest.raises(InvalidInput, match=r"wire_dtype: is 'int4'\. Give one of float32, float16, bfloat16, int8"):
         profile(model, x, batch_size=1, wire_dtype="int4")  # type: ignore[arg-type]

@@ -6,22 +6,26 @@ a cut after it is legal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.state import StateRoot, parameters_of
-from adaptsfl.models.trace import EXPLICIT, INNER, Trace, resolve
+from adaptsfl.models.trace import EXPLICIT, INNER, Trace, mode, resolve
 
 BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 WEIGHT_OPERATIONS = ("linear", "conv", "mm", "matmul", "embedding", "einsum", "dot", "rnn", "lstm", "gru", "attention")
+WRITING_OPERATORS = ("setitem", "iadd", "isub", "imul", "itruediv", "ipow")
 RANDOM_OPERATIONS = ("rand", "normal", "bernoulli", "multinomial", "dropout", "exponential", "uniform")
 
 
@@ -44,8 +48,17 @@ class Flow:
     def __init__(self, trace: Trace, module: nn.Module, example: Tensor) -> None:
         self.graph = trace.graph
         self.root = StateRoot(module, trace)
-        self.values = tuple(_record(self.root, trace.graph, with_batch(example, size)) for size in BATCHES)
+        records = [_record(self.root, trace.graph, with_batch(example, size)) for size in BATCHES]
+        self.values = tuple(record.values for record in records)
+        self._storages = records[0].storages
         self.nodes: list[fx.Node] = list(trace.graph.nodes)
+        self._changes = self._changed_storages(records[0])
+        with suppress(InvalidInput), mode(self.root, not module.training):  # a module may do it in one mode only
+            other = _record(self.root, trace.graph, with_batch(example, BATCHES[0]))
+            for node, keys in other.changed.items():
+                sources = [source for source in node.all_input_nodes if other.storages[source] & keys]
+                self._changes[node] = self._changes[node].union(*(self._storages[source] for source in sources))
+        self._changed_by_any = frozenset[int]().union(*self._changes.values())
         self.placeholder = next(node for node in self.nodes if node.op == "placeholder")
         self.data = self._data_nodes()
         self.static = self._static_nodes()
@@ -70,6 +83,12 @@ class Flow:
             return False  # an update of state alone, such as batch-norm's counter, goes with the operation after it
         crossing = self.crossing(position)
         return len(crossing) == 1 and crossing[0] is not self.placeholder and self._is_batch(crossing[0])
+
+    def changes_received(self, position: int) -> str:
+        """Return the module at `position` if it changes the one tensor that would cross before it."""
+        node, crossing = self.ordered[position], self.crossing(position)
+        changes = node.op == "call_module" and any(self._storages[n] & self._changes[node] for n in crossing)
+        return str(node.target) if changes else ""
 
     def shared(self, position: int) -> frozenset[int]:
         """Return the ids of the parameters used on both sides of `position`."""
@@ -114,7 +133,7 @@ class Flow:
     def _data_nodes(self) -> set[fx.Node]:
         data = {self.placeholder}
         for node in self.nodes:
-            if any(source in data for source in node.all_input_nodes) and _has_tensor(self.values[0].get(node)):
+            if any(source in data for source in node.all_input_nodes) and _tensors(self.values[0].get(node)):
                 data.add(node)
         return data
 
@@ -128,10 +147,23 @@ class Flow:
         return static
 
     def _is_pure(self, node: fx.Node) -> bool:
+        """Whether `node` gives the same wherever it runs: it draws nothing, and touches nothing that is changed."""
         if any(word in operation(node) for word in RANDOM_OPERATIONS):
             return False
-        changed = [user for user in node.users if mutates(user, node, self.root)]
-        return not changed and not any(mutates(node, source, self.root) for source in node.all_input_nodes)
+        touched = frozenset[int]().union(*(self._storages[n] for n in [node, *node.all_input_nodes] if self._tells(n)))
+        return not touched & self._changed_by_any
+
+    def _tells(self, node: fx.Node) -> bool:
+        """Whether a static node that asks `node` reads its values: of data, only sizes and such are asked."""
+        return node not in self.data
+
+    def _changed_storages(self, record: "_Record") -> dict[fx.Node, frozenset[int]]:
+        """Return what each node changes in place: what it was seen to change, and what its operation may change."""
+        changes = {}
+        for node in self.nodes:
+            named = [source for source in node.all_input_nodes if mutates(node, source, self.root)]
+            changes[node] = record.changed[node].union(*(self._storages[source] for source in named))
+        return changes
 
     def _output(self) -> fx.Node:
         returned = [node for node in self.nodes[-1].all_input_nodes if node in self.data]
@@ -161,16 +193,34 @@ class Flow:
         return frozenset(id(tensor) for tensor in tensors)
 
     def _running_state(self, node: fx.Node) -> frozenset[int]:
-        """Return the ids of the buffers that running `node` may change."""
-        if node.op == "call_module":
-            return frozenset(id(tensor) for tensor in self.root.get_submodule(str(node.target)).buffers())
-        changed = [n for n in node.all_input_nodes if n.op == "get_attr" and mutates(node, n, self.root)]
-        return frozenset(id(resolve(self.root, str(n.target))) for n in changed)
+        """Return the storages of the buffers that `node` uses, of those that any node may change.
+
+        A module that is called as a whole may change all of its own.
+        """
+        named = [n for n in [node, *node.all_input_nodes, *self.static_inputs(node)] if n.op == "get_attr"]
+        used = frozenset(storage(resolve(self.root, str(n.target))) for n in named if self._is_tensor(n))
+        return (used & self._running) | self._own_buffers(node)
+
+    @cached_property
+    def _running(self) -> frozenset[int]:
+        """The storages of the buffers that any node may change."""
+        whole = [self._own_buffers(node) for node in self.ordered]
+        named = [n for n in self.nodes if n.op == "get_attr" and self._storages[n] & self._changed_by_any]
+        return frozenset(storage(resolve(self.root, str(n.target))) for n in named).union(*whole)
+
+    def _own_buffers(self, node: fx.Node) -> frozenset[int]:
+        if node.op != "call_module":
+            return frozenset()
+        return frozenset(storage(tensor) for tensor in self.root.get_submodule(str(node.target)).buffers())
+
+    def _is_tensor(self, node: fx.Node) -> bool:
+        return isinstance(resolve(self.root, str(node.target)), Tensor)
 
     def _is_batch(self, node: fx.Node) -> bool:
         values = [recorded[node] for recorded in self.values]
         return all(
-            isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b for v, b in zip(values, BATCHES, strict=True)
+            isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b and not v.is_complex()
+            for v, b in zip(values, BATCHES, strict=True)
         )
 
     def _last(self, users: Iterable[fx.Node]) -> int:
@@ -179,21 +229,21 @@ class Flow:
     def _blocked_positions(self) -> list[bool]:
         """Return for every position whether something that both sides need could not be there twice.
 
-        That is a parameter or running statistic, a tensor that is changed in place, or a size that neither is constant
-        nor follows the batch.
+        That is a parameter, a buffer that something changes, from its first use to its last, a tensor that is changed
+        in place, or a size that neither is constant nor follows the batch.
         """
-        state: dict[int, list[int]] = {}
+        state: dict[Any, list[int]] = {}
         blocked = [False] * (len(self.ordered) + 1)
 
         def block(first: int, last: int) -> None:
             blocked[first + 1 : last + 1] = [True] * (last - first)
 
         for k, node in enumerate(self.ordered):
-            for key in self._used[k] | self._running_state(node):
+            for key in [*self._used[k], *(("buffer", key) for key in self._running_state(node))]:
                 state.setdefault(key, []).append(k)
-            for source in node.all_input_nodes:
-                if source in self._index and mutates(node, source, self.root):
-                    block(self._index[source], k)
+            if self._changes[node]:
+                same = [n for n in [self.placeholder, *self.ordered[:k]] if self._storages[n] & self._changes[node]]
+                block(min((self._index[n] for n in same), default=k), k)
             for query in self._unanswerable(node):
                 block(min(self._index[source] for source in query.all_input_nodes if source in self._index), k)
         for uses in state.values():
@@ -220,6 +270,14 @@ def find_cuts(flow: Flow, starts: Sequence[int]) -> list[Cut]:
     return cuts
 
 
+def check_input(example: object) -> None:
+    """Refuse what is not a tensor with at least one sample."""
+    if isinstance(example, Tensor) and example.dim() > 0 and len(example) > 0:
+        return
+    given = f"of shape {tuple(example.shape)}" if isinstance(example, Tensor) else f"a {type(example).__name__}"
+    raise InvalidInput("example_input", f"is {given}", "Give one tensor of at least one sample, the batch first")
+
+
 def with_batch(example: Tensor, size: int) -> Tensor:
     """Return `size` copies of the example's first sample."""
     return example[:1].expand(size, *example.shape[1:]).clone()
@@ -238,26 +296,37 @@ def operation(node: fx.Node) -> str:
 
 
 def mutates(node: fx.Node, argument: fx.Node, root: nn.Module) -> bool:
-    """Whether `node` changes the tensor `argument` in place."""
+    """Whether `node` may change the tensor `argument` in place, as far as its name and signature tell."""
     if node.op == "call_module":
         return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
-    if isinstance(node.target, torch._ops.OpOverload):
-        if operation(node) in (
-            "batch_norm",
-            "instance_norm",
-        ):  # its schema does not tell that it updates the statistics
-            return argument in node.args[3:5]
-        schema = node.target._schema.arguments
-        return (
-            any(
-                spec.alias_info is not None and spec.alias_info.is_write and value is argument
-                for spec, value in zip(schema, node.args, strict=False)
-            )
-            and operation(node) != "detach_"
-        )
     name = operation(node)
-    in_place = name.endswith("_") and not name.endswith("__")
-    return bool(node.kwargs.get("inplace")) or (in_place and bool(node.args) and node.args[0] is argument)
+    if name in ("batch_norm", "instance_norm"):  # no signature tells that they update the statistics
+        first = 1 if node.target in (functional.batch_norm, functional.instance_norm) else 3
+        statistics = [*node.args[first : first + 2], node.kwargs.get("running_mean"), node.kwargs.get("running_var")]
+        return argument in statistics
+    if isinstance(node.target, torch._ops.OpOverload):
+        schema = node.target._schema.arguments
+        written = [
+            value
+            for spec, value in zip(schema, node.args, strict=False)
+            if spec.alias_info is not None and spec.alias_info.is_write
+        ]
+        return argument in written and name != "detach_"
+    in_place = name in WRITING_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+    out = node.kwargs.get("out")
+    return (
+        bool(node.kwargs.get("inplace"))
+        or (out is not None and argument is out)
+        or (in_place and bool(node.args) and node.args[0] is argument)
+    )
+
+
+def storage(tensor: Tensor) -> int:
+    """Return the identity of a tensor's memory, which views of it share; on the meta device there is no address."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # a sparse tensor, say
+        return id(tensor)
 
 
 @dataclass(frozen=True)
@@ -290,23 +359,44 @@ def _stand_in(two: Any, three: Any) -> Any:
     raise _NoStandIn
 
 
-def _has_tensor(value: Any) -> bool:
-    found: list[bool] = []
-    map_aggregate(value, lambda part: found.append(isinstance(part, Tensor)))
-    return any(found)
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_aggregate(value, lambda part: found.append(part) if isinstance(part, Tensor) else None)
+    return found
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One run of a graph: the value of every node, the storages of its tensors, and those the node changed."""
+
+    values: dict[fx.Node, Any]
+    storages: dict[fx.Node, frozenset[int]]
+    changed: dict[fx.Node, frozenset[int]]
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps the value of every node."""
+    """Runs a graph and keeps the value of every node, and which of the tensors so far it changed."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
         self.extra_traceback = False
         self.last = next(iter(graph.nodes))
+        self.changed: dict[fx.Node, frozenset[int]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         self.last = n
-        return super().run_node(n)
+        inputs = [tensor for source in n.all_input_nodes for tensor in _tensors(self.env.get(source))]
+        versions = [tensor._version for tensor in inputs]
+        result = super().run_node(n)
+        pairs = zip(inputs, versions, strict=True)
+        self.changed[n] = frozenset(storage(tensor) for tensor, version in pairs if tensor._version != version)
+        return result
+
+    def record(self) -> _Record:
+        """Return what the last run left."""
+        storages = {node: frozenset(map(storage, _tensors(value))) for node, value in self.env.items()}
+        values = {node: map_aggregate(value, _shape_only) for node, value in self.env.items()}
+        return _Record(values, storages, self.changed)
 
 
 class _Run(nn.Module):
@@ -317,12 +407,12 @@ class _Run(nn.Module):
         self.root = root
         self.recorder = [_Recorder(root, graph)]  # in a list: not a submodule
 
-    def forward(self, x: Tensor) -> dict[fx.Node, Any]:
+    def forward(self, x: Tensor) -> _Record:
         self.recorder[0].run(x)
-        return self.recorder[0].env
+        return self.recorder[0].record()
 
 
-def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> dict[fx.Node, Any]:
+def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> _Record:
     """Run the graph on the meta device: shapes without work, and without touching the model's state.
 
     A module that looks at its data cannot run there. In a chain of whole modules it runs for real instead, on copies
@@ -334,16 +424,15 @@ def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> dict[fx.Node, 
     state = {name: tensor.to("meta") for name, tensor in [*run.named_parameters(), *buffers.items()]}
     with torch.no_grad():
         try:
-            return cast("dict[fx.Node, Any]", torch.func.functional_call(run, state, (example.to("meta"),)))
+            return cast("_Record", torch.func.functional_call(run, state, (example.to("meta"),)))
         except Exception as error:
             if not chain or example.device.type == "meta":
                 raise _failed("cannot run on shapes alone", run, error) from error
         copies = {name: tensor.clone() for name, tensor in buffers.items()}
         try:
-            recorded = torch.func.functional_call(run, copies, (example,))
+            return cast("_Record", torch.func.functional_call(run, copies, (example,)))
         except Exception as error:
             raise _failed("fails", run, error) from error
-    return {node: map_aggregate(value, _shape_only) for node, value in recorded.items()}
 
 
 def _failed(how: str, run: _Run, error: Exception) -> InvalidInput:

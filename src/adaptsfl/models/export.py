@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
+from torch.utils._sympy.numbers import int_oo
 
 CHECKS = ("_guards_fn", "_assert", "sym_constrain")  # export's checks that inputs look like the example
 
@@ -14,6 +15,9 @@ def export_graph(module: nn.Module, example: Tensor) -> fx.GraphModule:
     """Export `module` for any batch size and device; its parameters in the result are the module's own."""
     batch = torch.export.Dim.DYNAMIC
     program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
+    for allowed in program.range_constraints.values():
+        if allowed.lower > example.shape[0] or allowed.upper != int_oo:
+            raise ValueError(f"it only holds for batch sizes from {allowed.lower} to {allowed.upper}")
     exported = program.module()
     assert isinstance(exported, fx.GraphModule)
     _inline_no_grad(exported)

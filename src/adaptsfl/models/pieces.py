@@ -4,7 +4,7 @@ import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem, mul
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, fx, nn
 
@@ -12,6 +12,7 @@ from adaptsfl.models.cuts import Flow, InputDevice, PerSample
 from adaptsfl.models.state import attach, targets
 
 Run = Callable[[nn.Module, Tensor], Tensor]
+Modes = Mapping[bool, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ class Piece(nn.Module):
     """Consecutive layers of a model. Its parameters are the model's own, and so are its state_dict keys.
 
     `train()` and `eval()` choose between the two traces of the model. A piece without layers returns its input.
+    `modes` are the parts of the model whose own mode is another than that of the whole, per mode of the whole.
     """
 
-    def __init__(self, module: nn.Module, steps: Sequence[Step]) -> None:
+    def __init__(self, module: nn.Module, steps: Sequence[Step], modes: Modes) -> None:
         super().__init__()
         self._layer_steps = tuple(steps)
+        self._modes = modes
         names = dict.fromkeys(name for step in steps for name in step.targets)
         constants = {name: value for step in steps for name, value in step.constants.items()}
         attach(self, module, names, constants)
@@ -44,6 +47,13 @@ class Piece(nn.Module):
         for step in self._layer_steps:
             x = (step.training if self.training else step.evaluating)(self, x)
         return x
+
+    def train(self, mode: bool = True) -> Self:
+        """Choose the mode; parts that the model's own train() keeps in the other one, such as frozen norms, stay so."""
+        for name, part in self.named_modules(remove_duplicate=False):
+            part.training = mode != (name in self._modes[mode])
+        self.training = mode
+        return self
 
     def extra_repr(self) -> str:
         """Name the layers, for people."""

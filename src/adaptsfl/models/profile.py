@@ -2,27 +2,28 @@
 
 Everything runs on the meta device: shapes flow, nothing is computed, so a model larger than memory can be profiled.
 FLOPs come from torch's own counter. Attention runs as plain products, because the counter does not know the CPU's
-fused kernel and would count it as no work.
+fused kernel and would count it as no work. The gradients of a convolution are counted here, because the counter takes
+the weight gradient of a grouped one for that of a full one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from adaptsfl import checks
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.errors import InvalidInput, first_line
-from adaptsfl.models.cuts import BATCHES, with_batch
+from adaptsfl.models.cuts import BATCHES, check_input, storage, with_batch
 from adaptsfl.models.pieces import Piece
 from adaptsfl.models.split import SplitModel
-from adaptsfl.models.trace import mode
+from adaptsfl.models.trace import mode, untouched
 
 WireDtype = Literal["float32", "float16", "bfloat16", "int8"]
 Optimizer = Literal["sgd", "momentum", "adam"]
@@ -55,6 +56,7 @@ def profile(
     the fed server averages is every parameter and every floating-point buffer that is saved, in its own dtype;
     `wire_dtype` is what activations and their gradients are sent in.
     """
+    check_input(example_input)
     checks.whole_number("batch_size", batch_size)
     wire_bits = _lookup("wire_dtype", wire_dtype, WIRE_BITS)
     kept = _lookup("optimizer", optimizer, OPTIMIZER_VALUES)
@@ -96,7 +98,7 @@ def _measure_on(model: SplitModel, x: Tensor) -> list[_Measured]:
     measured = []
     for number, piece in enumerate(model.pieces, start=1):
         try:
-            with mode(piece, True), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+            with untouched(piece), mode(piece, True), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
                 one, x = _measure_piece(piece, x, seen)
         except Exception as error:
             raise InvalidInput(
@@ -108,16 +110,39 @@ def _measure_on(model: SplitModel, x: Tensor) -> list[_Measured]:
     return measured
 
 
+def _counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward})
+
+
+def _convolution_backward(
+    gradient: Sequence[int],
+    inputs: Sequence[int],
+    weight: Sequence[int],
+    _bias: object,
+    _stride: object,
+    _padding: object,
+    _dilation: object,
+    transposed: bool,
+    _output_padding: object,
+    _groups: int,
+    output_mask: Sequence[bool],
+    **_: Any,
+) -> int:
+    """Return the work of a convolution's wanted gradients: input and weight each take what forward takes."""
+    forward = conv_flop_count(list(inputs), list(weight), list(gradient), transposed=transposed)
+    return int(forward) * sum(map(bool, output_mask[:2]))
+
+
 def _measure_piece(piece: Piece, x: Tensor, seen: dict[int, Tensor]) -> tuple[_Measured, Tensor]:
     state = {name: tensor.detach().to(x.device) for name, tensor in piece.named_parameters()}
     for name, tensor in piece.named_parameters():
         state[name].requires_grad_(tensor.requires_grad)
     state |= {name: tensor.detach().clone().to(x.device) for name, tensor in piece.named_buffers()}
     before = set(seen)
-    own = {_storage(tensor) for tensor in state.values()}
-    with FlopCounterMode(display=False) as forward, _saving(seen, own):
+    own = {storage(tensor) for tensor in state.values()}
+    with _counter() as forward, _saving(seen, own):
         output = torch.func.functional_call(piece, state, (x,))
-    with FlopCounterMode(display=False) as backward:
+    with _counter() as backward:
         wanted = [tensor for tensor in [x, *state.values()] if tensor.requires_grad]
         if output.requires_grad:
             torch.autograd.grad(output, wanted, torch.ones_like(output), allow_unused=True)
@@ -131,17 +156,13 @@ def _saving(seen: dict[int, Tensor], own: set[int]) -> Iterator[None]:
     """Note what autograd keeps for the backward pass, each storage once, and not the model's own state."""
 
     def keep(tensor: Tensor) -> Tensor:
-        key = _storage(tensor)
+        key = storage(tensor)
         if key not in own:
             seen.setdefault(key, tensor)  # holding the tensor keeps its storage's identity from being used again
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         yield
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # tensors on the meta device have no address to compare
 
 
 def _state(model: SplitModel, kept: int) -> tuple[list[int], list[int]]:

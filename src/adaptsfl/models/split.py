@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, first_line
-from adaptsfl.models.cuts import Flow, find_cuts, label, with_batch
+from adaptsfl.models.cuts import Flow, check_input, find_cuts, label, with_batch
 from adaptsfl.models.pieces import Piece, Segment, Step, make_step
 from adaptsfl.models.trace import (
     EXPLICIT,
@@ -20,11 +22,15 @@ from adaptsfl.models.trace import (
     required_inputs,
     resolve,
     trace,
+    trace_by_export,
     trace_layers,
+    untouched,
 )
 
 Granularity = Literal["layer", "block"]
-CHECKED_BATCH = 2
+IN_PLACE = f"Change buffers in place, as in self.mean.copy_(new). {EXPLICIT}"
+CHECKED_BATCHES = (2, 5, 1)  # several: a trace may hold for one size only, and a model may remember the run before
+SHIFT = 0.1  # buffers start at other values than fresh ones, which are often zero
 ROUNDING_FLOOR = 1e-5  # of the largest gradient's norm
 GRADIENT_TOLERANCE = 1e-2  # relative to the gradient's norm: rounding, also in half precision
 
@@ -41,8 +47,9 @@ class SplitModel:
     def __init__(self, module: nn.Module, steps: Sequence[Step]) -> None:
         self.module = module
         self.names = tuple(step.name for step in steps)
-        self.pieces = tuple(Piece(module, [step]) for step in steps)
+        self._modes = {True: _exceptions(module, True), False: _exceptions(module, False)}
         self._steps = tuple(steps)
+        self.pieces = tuple(self._piece([step]) for step in steps)
 
     @property
     def layers(self) -> int:
@@ -51,11 +58,11 @@ class SplitModel:
 
     def client(self, cut: int) -> Piece:
         """Return layers 1..cut as one module."""
-        return Piece(self.module, self._steps[: self._check(cut)])
+        return self._piece(self._steps[: self._check(cut)])
 
     def server(self, cut: int) -> Piece:
         """Return layers cut+1..L as one module; at cut L it returns its input."""
-        return Piece(self.module, self._steps[self._check(cut) :])
+        return self._piece(self._steps[self._check(cut) :])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run all layers: what the original model returns."""
@@ -65,7 +72,7 @@ class SplitModel:
 
     def train(self, mode: bool = True) -> Self:
         """Put the model and its layers into training mode, or evaluation mode if `mode` is False."""
-        for part in (self.module, *self.pieces):
+        for part in (*self.pieces, self.module):
             part.train(mode)
         return self
 
@@ -90,6 +97,9 @@ class SplitModel:
                 merged[key] = value
         return merged
 
+    def _piece(self, steps: Sequence[Step]) -> Piece:
+        return Piece(self.module, steps, self._modes)
+
     def _check(self, cut: int) -> int:
         return int(checks.cut_numbers("cut", [cut], self.layers)[0])
 
@@ -111,29 +121,55 @@ def split(
     """
     if not isinstance(module, nn.Module):
         raise InvalidInput("model", f"is a {type(module).__name__}", "Give a torch.nn.Module")
-    if not isinstance(example_input, Tensor) or example_input.dim() == 0 or not len(example_input):
-        given = "of no samples" if isinstance(example_input, Tensor) else f"a {type(example_input).__name__}"
-        raise InvalidInput("example_input", f"is {given}", "Give one tensor with the batch first")
+    check_input(example_input)
     if granularity not in get_args(Granularity):
         raise InvalidInput("granularity", f"is {granularity!r}", "Give 'layer' or 'block'")
-    example = with_batch(example_input, CHECKED_BATCH)
+    if any(map(is_lazy, [*module.parameters(), *module.buffers()])):
+        raise InvalidInput("model", "has parameters without a shape yet (lazy modules)", "Run the model once before")
+    example = with_batch(example_input, CHECKED_BATCHES[0])
     if layers is None:
         check_one_input(module)
-    callable_alone = layers is None or len(required_inputs(module)) <= 1
-    if callable_alone:
+    with untouched(module), torch.random.fork_rng():
+        if layers is not None:
+            checked = len(required_inputs(module)) <= 1
+            if checked:
+                check_example(module, example)
+            return _make(module, trace_layers(module, layers), example, granularity, "layers" if checked else None)
         check_example(module, example)
-    traces = trace(module, example) if layers is None else trace_layers(module, layers)
+        traces = trace(module, example)
+        try:
+            return _make(module, traces, example, granularity, "model")
+        except _Differs as error:
+            if not traces.by_fx:
+                raise
+            try:  # the model may treat what torch.fx traces with in another way than tensors
+                return _make(module, trace_by_export(module, example), example, granularity, "model")
+            except InvalidInput:
+                raise error from None
+
+
+def _make(
+    module: nn.Module, traces: Traces, example: Tensor, granularity: Granularity, field: str | None
+) -> SplitModel:
     model = SplitModel(module, _steps(module, traces, example, granularity))
-    if callable_alone:
-        _verify(model, example, "layers" if layers is not None else "model")
+    if field is not None:
+        _verify(model, example, field)
     return model
+
+
+def _exceptions(module: nn.Module, training: bool) -> frozenset[str]:
+    """Return the parts that `module.train(training)` leaves in the other mode, as a model with frozen norms does."""
+    with mode(module, training):
+        parts = module.named_modules(remove_duplicate=False)
+        return frozenset(name for name, part in parts if part.training != training)
 
 
 def check_example(module: nn.Module, example: Tensor) -> None:
     """Run the model once in evaluation mode; where that fails, say in which of its modules."""
-    with mode(module, False), torch.no_grad(), _located(module) as stack:
+    buffers = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    with untouched(module), mode(module, False), torch.no_grad(), _located(module) as stack:
         try:
-            module(example)
+            output = torch.func.functional_call(module, buffers, (example,))
         except Exception as error:
             name = stack[-1] if stack else ""
             layer = f"layer {name!r} ({type(module.get_submodule(name)).__name__})" if name else "the model itself"
@@ -143,6 +179,8 @@ def check_example(module: nn.Module, example: Tensor) -> None:
                 f"of shape ({shape}) and dtype {example.dtype} fails in {layer}: {first_line(error)}",
                 "Give an input of the shape that the model takes, the batch first",
             ) from error
+    if isinstance(output, Tensor) and output.is_complex():
+        raise InvalidInput("model", f"returns complex numbers ({output.dtype})", "Return their real view or magnitude")
 
 
 @contextmanager
@@ -229,43 +267,148 @@ def _no_cut(flow: Flow, starts: Sequence[int], module: nn.Module) -> InvalidInpu
     if tied:
         problem = f"has no legal cut: {tied[0]!r} is used on both sides of every one (tied weights)"
         return InvalidInput("model", problem, "Untie them: device and server would train two copies of one weight")
+    changing = next((flow.changes_received(start) for start in starts[1:] if flow.changes_received(start)), None)
+    if changing:
+        problem = f"has no legal cut: {changing!r} changes its input in place, so no cut can lie before it"
+        return InvalidInput("model", problem, f"Let it make a new tensor (inplace=False). {EXPLICIT}")
     crossing = ", ".join(repr(label(node)) for node in flow.crossing(starts[1]))
     between = f"between {flow.owner(starts[0])!r} and {flow.owner(starts[1])!r}"
     problem = f"has no legal cut: one tensor, batch first, would have to cross, but {between} there cross {crossing}"
     return InvalidInput("model", problem, EXPLICIT)
 
 
-def _verify(model: SplitModel, example: Tensor, field: str) -> None:
-    """Run the split model against the original in both modes, on copies of the buffers.
+class _Differs(InvalidInput):
+    """The layers do not do what the model does."""
 
-    Outputs must agree bit for bit. Gradients may round differently, because some models run other kernels when they
-    are exported, but a gradient that is lost or added on the way is found.
+
+@dataclass(frozen=True)
+class _Result:
+    """One run: what came out, the gradients of the parameters, and the buffers it left."""
+
+    output: Tensor
+    gradients: list[Tensor | None]
+    buffers: dict[str, Tensor]
+
+
+def _verify(model: SplitModel, example: Tensor, field: str) -> None:
+    """Run all layers against the original in both modes, on copies of the buffers.
+
+    Several batches run one after the other, of different sizes and random samples. Outputs and buffers must agree bit
+    for bit. Gradients may round differently, because some models run other kernels when they are exported, but a
+    gradient that is lost or added on the way is found.
     """
     if example.device.type == "meta":
         return
-    whole = model.client(model.layers)
-    parameters = [tensor for tensor in model.module.parameters() if tensor.requires_grad]
+    module, whole, names = model.module, model.client(model.layers), ", ".join(model.names)
+    parameters = [tensor for tensor in module.parameters() if tensor.requires_grad]
     for training in (True, False):
-        with mode(model.module, training), mode(whole, training):
-            expected, expected_gradients = _run(model.module, example, parameters)
-            found, found_gradients = _run(whole, example, parameters)
-        same = torch.equal(torch.nan_to_num(expected), torch.nan_to_num(found))
-        if not same or not _near(expected_gradients, found_gradients):
-            what = "gradients" if same else "outputs"
-            when = "training" if training else "evaluation"
-            problem = f"run one after the other do not have the model's {what} in {when} mode"
-            raise InvalidInput(field, f"the layers {', '.join(model.names)}, {problem}", EXPLICIT)
+        when = "training" if training else "evaluation"
+        inputs, buffers, expected = _expected(module, example, parameters, training)
+        held = {name for name, _ in whole.named_buffers(remove_duplicate=False)}
+        start = {name: tensor for name, tensor in buffers.items() if name in held}
+        try:
+            with untouched(module), mode(whole, training):
+                found = _runs(whole, inputs, start, parameters)
+        except Exception as error:
+            problem = f"run one after the other fail in {when} mode: {first_line(error)}"
+            raise _Differs(field, f"the layers {names}, {problem}", EXPLICIT) from error
+        for x, a, b in zip(inputs, expected, found, strict=True):
+            what = _difference(a, b, buffers)
+            if what:
+                size = "" if len(x) == CHECKED_BATCHES[0] else f" with a batch of {len(x)}"
+                problem = f"run one after the other do not have the model's {what} in {when} mode{size}"
+                remedy = IN_PLACE if what.startswith("buffer") else EXPLICIT
+                raise _Differs(field, f"the layers {names}, {problem}", remedy)
 
 
-def _run(module: nn.Module, example: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
-    buffers = {name: tensor.clone() for name, tensor in module.named_buffers()}
-    with torch.random.fork_rng(), torch.enable_grad():
+def _difference(expected: _Result, found: _Result, start: Mapping[str, Tensor]) -> str:
+    """Say what differs, if anything; buffers that no layer holds must be as they were at the start."""
+    if not _same(expected.output, found.output):
+        return "outputs"
+    if not _near(expected.gradients, found.gradients):
+        return "gradients"
+    left = {**start, **found.buffers}
+    changed = [name for name, tensor in expected.buffers.items() if not _same(tensor, left[name])]
+    return f"buffer {changed[0]!r}" if changed else ""
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def _expected(
+    module: nn.Module, example: Tensor, parameters: Sequence[Tensor], training: bool
+) -> tuple[list[Tensor], dict[str, Tensor], list[_Result]]:
+    """Return inputs and buffers that the model can take in this mode, and what it makes of them.
+
+    Not every model takes random samples and buffers, nor a batch of one in training: then it gets what it has.
+    """
+    random = [_samples(example, size) for size in CHECKED_BATCHES]
+    given = [with_batch(example, size) for size in CHECKED_BATCHES]
+    own = dict(module.named_buffers(remove_duplicate=False))
+    shifted = _shifted(own)
+    for inputs, buffers in ((random, shifted), (random, own), (given, own)):
+        for some in (inputs, inputs[:-1]):
+            try:
+                with untouched(module), mode(module, training):
+                    results = _runs(module, some, buffers, parameters)
+            except Exception as error:
+                last = error
+                continue
+            if all(torch.isfinite(result.output).all() for result in results) or inputs is given:
+                return some, buffers, results
+    when = "training" if training else "evaluation"
+    problem = f"{type(module).__name__} itself fails in {when} mode, forward or backward: {first_line(last)}"
+    raise InvalidInput("model", problem, "Make it run with batches of any size, and its loss backward") from last
+
+
+def _samples(example: Tensor, size: int) -> Tensor:
+    """Return different samples: random ones, or of whole numbers the first sample's, rotated."""
+    if example.is_floating_point() or example.is_complex():
+        generator = torch.Generator().manual_seed(size)
+        shape = (size, *example.shape[1:])
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(example)
+    flat = example[0].flatten()
+    return torch.stack([flat.roll(k).view_as(example[0]) for k in range(size)])
+
+
+def _shifted(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return floating-point buffers a little larger, so that variances stay positive; one that has two names once."""
+    moved: dict[int, Tensor] = {}
+    for k, tensor in enumerate(buffers.values()):
+        if tensor.is_floating_point() and id(tensor) not in moved:
+            generator = torch.Generator().manual_seed(k)
+            noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float32).to(tensor)
+            moved[id(tensor)] = tensor + SHIFT * noise
+    return {name: moved.get(id(tensor), tensor) for name, tensor in buffers.items()}
+
+
+def _runs(
+    module: nn.Module, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor], parameters: Sequence[Tensor]
+) -> list[_Result]:
+    """Run one batch after the other; each finds the buffers as the one before left them."""
+    copies = {id(tensor): tensor.detach().clone() for tensor in buffers.values()}
+    state = {name: copies[id(tensor)] for name, tensor in buffers.items()}
+    with _seeded(), torch.enable_grad():
+        return [_run(module, x, state, parameters) for x in inputs]
+
+
+def _run(module: nn.Module, x: Tensor, state: dict[str, Tensor], parameters: Sequence[Tensor]) -> _Result:
+    output = _tensors(torch.func.functional_call(module, state, (x.clone(),)))[0]
+    state.update({name: tensor.detach() for name, tensor in state.items()})
+    left = {name: tensor.clone() for name, tensor in state.items()}
+    if not output.requires_grad or not parameters:
+        return _Result(output.detach(), [], left)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
+    gradients = torch.autograd.grad((output * weights).sum(), parameters, allow_unused=True)
+    return _Result(output.detach(), list(gradients), left)
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
         torch.manual_seed(0)
-        output = _tensors(torch.func.functional_call(module, buffers, (example,)))[0]
-        if not output.requires_grad or not parameters:
-            return output, []
-        weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
-        return output.detach(), list(torch.autograd.grad((output * weights).sum(), parameters, allow_unused=True))
+        yield
 
 
 def _near(expected: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> bool:

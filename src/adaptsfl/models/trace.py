@@ -4,10 +4,12 @@ Both modes are traced because a trace bakes the mode in: `torch.fx` follows one 
 `torch.export` writes the mode into every dropout and batch-norm. Names in the graphs are those of the original model.
 """
 
+import copy
 import inspect
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from adaptsfl.models.export import export_graph
 
 EXPLICIT = "Pass the layers yourself: split(model, example_input, layers=[model.stem, *model.blocks, model.head])"
 INNER = "inner"
+CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traces:
-    """A model as it trains and as it evaluates. `whole_modules` means that every node is a layer the caller named."""
+    """A model as it trains and as it evaluates.
+
+    `whole_modules` means that every node is a layer the caller named, `by_fx` that torch.fx traced the model.
+    """
 
     training: Trace
     evaluating: Trace
     whole_modules: bool = False
+    by_fx: bool = False
 
     @property
     def same(self) -> bool:
@@ -56,6 +63,7 @@ class _OneInput(nn.Module):
 class _Tracer(fx.Tracer):
     """torch.fx's tracer, which remembers the module in which it had to stop."""
 
+    proxy_buffer_attributes = True  # else an in-place update of a buffer would be done now, and lost in the graph
     stopped_in: str | None = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -77,7 +85,7 @@ def trace(module: nn.Module, example: Tensor) -> Traces:
     if is_sequence(module):
         return _chain(list(_children(module)))
     try:
-        return _both_modes(module, lambda: _trace_fx(module))
+        return replace(_both_modes(module, lambda: _trace_fx(module)), by_fx=True)
     except _Untraceable as by_fx:
         try:
             return _both_modes(module, lambda: _trace_export(module, example))
@@ -85,6 +93,14 @@ def trace(module: nn.Module, example: Tensor) -> Traces:
             raise InvalidInput(
                 "model", f"{type(module).__name__} cannot be traced: {by_fx}; {by_export}", EXPLICIT
             ) from by_export
+
+
+def trace_by_export(module: nn.Module, example: Tensor) -> Traces:
+    """Trace `module` by torch.export alone: slower than torch.fx, but it sees real tensors where torch.fx has none."""
+    try:
+        return _both_modes(module, lambda: _trace_export(module, example))
+    except _Untraceable as error:
+        raise InvalidInput("model", f"{type(module).__name__} cannot be traced: {error}", EXPLICIT) from error
 
 
 def trace_layers(module: nn.Module, layers: Sequence[nn.Module]) -> Traces:
@@ -145,14 +161,42 @@ def mode(module: nn.Module, training: bool) -> Iterator[None]:
             part.training = was
 
 
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Put back every attribute of every part of `module`, and the values of its buffers.
+
+    Lists, dictionaries and sets that are attributes get their old entries back; this includes a module's own tables
+    of parameters, buffers and children. Values of parameters are not saved: forward does not change them.
+    """
+    attributes = [(part, dict(vars(part))) for part in module.modules()]
+    held = {id(value): value for _, values in attributes for value in values.values()}
+    containers = [(value, copy.copy(value)) for value in held.values() if type(value) in CONTAINERS]
+    loose = [value for value in held.values() if isinstance(value, Tensor)]
+    tensors = {id(tensor): tensor for tensor in [*module.buffers(), *loose]}.values()
+    values = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors if not tensor.is_inference()]
+    try:
+        yield
+    finally:
+        for part, before in attributes:
+            vars(part).clear()
+            vars(part).update(before)
+        for container, before in containers:
+            container.clear()
+            (container.extend if isinstance(container, list | deque) else container.update)(before)
+        with torch.no_grad():
+            for tensor, version, value in values:
+                if tensor._version != version:
+                    tensor.copy_(value)
+
+
 class _Untraceable(Exception):
     """A tracer gave up; the message says where."""
 
 
 def _both_modes(module: nn.Module, make: Callable[[], Trace]) -> Traces:
-    with mode(module, True):
+    with untouched(module), mode(module, True):
         training = make()
-    with mode(module, False):
+    with untouched(module), mode(module, False):
         evaluating = make()
     same = str(training.graph) == str(evaluating.graph) and not (training.constants or evaluating.constants)
     return Traces(training, training if same else evaluating)
@@ -160,6 +204,7 @@ def _both_modes(module: nn.Module, make: Callable[[], Trace]) -> Traces:
 
 def _trace_fx(module: nn.Module) -> Trace:
     root, tracer = _OneInput(module), _Tracer()
+    buffers = _buffers_of(module)
     try:
         graph = tracer.trace(root)
     except Exception as error:
@@ -170,10 +215,30 @@ def _trace_fx(module: nn.Module) -> Trace:
         raise _Untraceable(f"torch.fx stopped {inside}{after} ({first_line(error)})") from error
     if any(node.target is torch._C._set_grad_enabled for node in graph.nodes):
         raise _Untraceable("torch.fx cannot keep torch.no_grad() inside forward")
+    replaced = _rebound(module, buffers)
+    if replaced is not None:
+        raise _Untraceable(f"torch.fx cannot keep the new tensor that forward puts into the buffer {replaced!r}")
     trace = _with_original_names(graph, root, module)
     if trace.constants:
         raise _Untraceable("torch.fx would freeze a tensor that forward creates")  # a random one, say
     return trace
+
+
+def _rebound(module: nn.Module, before: dict[str, Tensor]) -> str | None:
+    """Return the name of a buffer of `module` that is no longer the tensor that `before` has, if there is one."""
+    now = dict(_buffers(module))
+    return next((name for name, tensor in before.items() if now.get(name) is not tensor), None)
+
+
+def _buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of `module` by every name they have."""
+    return dict(module.named_buffers(remove_duplicate=False))
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, value in part._buffers.items():
+            yield f"{prefix}.{name}" if prefix else name, value
 
 
 def _trace_export(module: nn.Module, example: Tensor) -> Trace:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from adaptsfl.models.zoo.parts import TransformerBlock, scaled
+from adaptsfl import checks
+from adaptsfl.models.zoo.parts import TransformerBlock, flag, scaled, share
 
 
 class GPT(nn.Module):
@@ -42,4 +43,11 @@ def gpt(
     tied: bool = False,
 ) -> GPT:
     """Small GPT: 128 wide, 4 blocks, bytes as tokens. `tied` shares embedding and head, which leaves no legal cut."""
-    return GPT(vocabulary=vocabulary, dim=scaled(128, width), depth=depth, context=context, dropout=dropout, tied=tied)
+    return GPT(
+        vocabulary=checks.whole_number("vocabulary", vocabulary),
+        dim=scaled(128, width),
+        depth=checks.whole_number("depth", depth),
+        context=checks.whole_number("context", context),
+        dropout=share("dropout", dropout),
+        tied=flag("tied", tied),
+    )

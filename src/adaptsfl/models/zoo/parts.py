@@ -19,6 +19,21 @@ def scaled(channels: int, width: float) -> int:
     return CHANNEL_STEP * max(1, steps)
 
 
+def share(field: str, value: float) -> float:
+    """Return `value` as a share that is dropped: from 0 to below 1."""
+    number = checks.number(field, value)
+    if number >= 1:
+        raise InvalidInput(field, f"is {number:g}", "Give a number from 0 to below 1")
+    return number
+
+
+def flag(field: str, value: bool) -> bool:
+    """Return `value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidInput(field, f"is {checks.short(value)}", "Give true or false")
+    return value
+
+
 def normalisation(norm: Norm, channels: int) -> list[nn.Module]:
     """Return the normalisation of a convolution with `channels` outputs: nothing, batch-norm or group-norm."""
     if norm not in get_args(Norm):

@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+from adaptsfl import checks
 from adaptsfl.models.zoo.parts import Norm, convolution, scaled
 
 STAGES = (64, 128, 256, 512)
@@ -41,6 +42,7 @@ def resnet18(*, classes: int = 10, width: float = 1.0, norm: Norm = "batch") -> 
     Residual blocks stay whole, so it has L = 10 layers: the stem, eight blocks (the last one with the average pooling
     after it) and the fully connected layer.
     """
+    checks.whole_number("classes", classes)
     channels = scaled(STAGES[0], width)
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["stem"] = nn.Sequential(*convolution(3, channels, norm), nn.ReLU())

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from adaptsfl.models.zoo.parts import Norm, convolution, linear, scaled
+from adaptsfl import checks
+from adaptsfl.models.zoo.parts import Norm, convolution, linear, scaled, share
 
 VGG16_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 DIGITS_STAGES = ((32, 2), (64, 2))
@@ -34,6 +35,8 @@ def _vgg(
     norm: Norm,
     dropout: float,
 ) -> nn.Sequential:
+    checks.whole_number("classes", classes)
+    share("dropout", dropout)
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for stage, (full, count) in enumerate(stages, start=1):
         outputs = scaled(full, width)

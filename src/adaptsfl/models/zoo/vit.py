@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from adaptsfl import checks
 from adaptsfl.errors import InvalidInput
-from adaptsfl.models.zoo.parts import TransformerBlock, scaled
+from adaptsfl.models.zoo.parts import TransformerBlock, scaled, share
 
 
 class VisionTransformer(nn.Module):
@@ -40,5 +41,10 @@ def vit(
 ) -> VisionTransformer:
     """Small vision transformer: 128 wide, 6 blocks, 4×4 patches. L = 2 + 2 per block, as its halves can be cut."""
     return VisionTransformer(
-        classes=classes, dim=scaled(128, width), depth=depth, image_size=image_size, patch=patch, dropout=dropout
+        classes=checks.whole_number("classes", classes),
+        dim=scaled(128, width),
+        depth=checks.whole_number("depth", depth),
+        image_size=checks.whole_number("image_size", image_size),
+        patch=checks.whole_number("patch", patch),
+        dropout=share("dropout", dropout),
     )
