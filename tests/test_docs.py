@@ -1,7 +1,9 @@
 """What the documentation says must be so."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import re
 import shlex
@@ -103,3 +105,19 @@ def test_the_readme_shows_what_the_command_prints(monkeypatch):
 def without_solve_time(text: str) -> list[str]:
     lines = re.sub(r"(proven optimal, in) [\d.]+ \w+", r"\1 …", text).splitlines()
     return [line.rstrip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("guide", ["models", "training"])
+def test_guides_print_what_they_say(guide):
+    """All Python blocks of a page run one after the other; blocks without a language are what they print."""
+    page = DOCS / f"{guide}.md"
+    printed, said = io.StringIO(), ""
+    scope: dict[str, object] = {"__name__": "guide"}
+    for language, text in re.findall(r"```(python)?\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        if language:
+            with contextlib.redirect_stdout(printed):
+                exec(compile(text, str(page), "exec"), scope)
+        else:
+            said += text
+    assert said
+    assert printed.getvalue() == said

@@ -21,9 +21,10 @@ from adaptsfl import checks
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.cuts import BATCHES, check_input, storage, with_batch
+from adaptsfl.models.keep import untouched
 from adaptsfl.models.pieces import Piece
 from adaptsfl.models.split import SplitModel
-from adaptsfl.models.trace import mode, untouched
+from adaptsfl.models.trace import mode
 
 WireDtype = Literal["float32", "float16", "bfloat16", "int8"]
 Optimizer = Literal["sgd", "momentum", "adam"]

@@ -4,9 +4,7 @@ Both modes are traced because a trace bakes the mode in: `torch.fx` follows one 
 `torch.export` writes the mode into every dropout and batch-norm. Names in the graphs are those of the original model.
 """
 
-import copy
 import inspect
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,10 +15,10 @@ from torch import Tensor, fx, nn
 
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.export import export_graph
+from adaptsfl.models.keep import buffers_of, rebound, untouched
 
 EXPLICIT = "Pass the layers yourself: split(model, example_input, layers=[model.stem, *model.blocks, model.head])"
 INNER = "inner"
-CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 
 
 @dataclass(frozen=True)
@@ -161,34 +159,6 @@ def mode(module: nn.Module, training: bool) -> Iterator[None]:
             part.training = was
 
 
-@contextmanager
-def untouched(module: nn.Module) -> Iterator[None]:
-    """Put back every attribute of every part of `module`, and the values of its buffers.
-
-    Lists, dictionaries and sets that are attributes get their old entries back; this includes a module's own tables
-    of parameters, buffers and children. Values of parameters are not saved: forward does not change them.
-    """
-    attributes = [(part, dict(vars(part))) for part in module.modules()]
-    held = {id(value): value for _, values in attributes for value in values.values()}
-    containers = [(value, copy.copy(value)) for value in held.values() if type(value) in CONTAINERS]
-    loose = [value for value in held.values() if isinstance(value, Tensor)]
-    tensors = {id(tensor): tensor for tensor in [*module.buffers(), *loose]}.values()
-    values = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors if not tensor.is_inference()]
-    try:
-        yield
-    finally:
-        for part, before in attributes:
-            vars(part).clear()
-            vars(part).update(before)
-        for container, before in containers:
-            container.clear()
-            (container.extend if isinstance(container, list | deque) else container.update)(before)
-        with torch.no_grad():
-            for tensor, version, value in values:
-                if tensor._version != version:
-                    tensor.copy_(value)
-
-
 class _Untraceable(Exception):
     """A tracer gave up; the message says where."""
 
@@ -204,7 +174,7 @@ def _both_modes(module: nn.Module, make: Callable[[], Trace]) -> Traces:
 
 def _trace_fx(module: nn.Module) -> Trace:
     root, tracer = _OneInput(module), _Tracer()
-    buffers = _buffers_of(module)
+    buffers = buffers_of(module)
     try:
         graph = tracer.trace(root)
     except Exception as error:
@@ -215,30 +185,13 @@ def _trace_fx(module: nn.Module) -> Trace:
         raise _Untraceable(f"torch.fx stopped {inside}{after} ({first_line(error)})") from error
     if any(node.target is torch._C._set_grad_enabled for node in graph.nodes):
         raise _Untraceable("torch.fx cannot keep torch.no_grad() inside forward")
-    replaced = _rebound(module, buffers)
+    replaced = rebound(module, buffers)
     if replaced is not None:
         raise _Untraceable(f"torch.fx cannot keep the new tensor that forward puts into the buffer {replaced!r}")
     trace = _with_original_names(graph, root, module)
     if trace.constants:
         raise _Untraceable("torch.fx would freeze a tensor that forward creates")  # a random one, say
     return trace
-
-
-def _rebound(module: nn.Module, before: dict[str, Tensor]) -> str | None:
-    """Return the name of a buffer of `module` that is no longer the tensor that `before` has, if there is one."""
-    now = dict(_buffers(module))
-    return next((name for name, tensor in before.items() if now.get(name) is not tensor), None)
-
-
-def _buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers of `module` by every name they have."""
-    return dict(module.named_buffers(remove_duplicate=False))
-
-
-def _buffers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, value in part._buffers.items():
-            yield f"{prefix}.{name}" if prefix else name, value
 
 
 def _trace_export(module: nn.Module, example: Tensor) -> Trace:
