@@ -141,8 +141,9 @@ def page(rows: list[dict[str, Any]], growth_lines: list[str], quick: bool) -> st
     return f"""# The exact solver against the paper's
 
 Written by `{command}`; every number is in planner.json. Times are CPU seconds of one process, ranges
-are over the problems. BCD is the paper's Algorithm 3 with HiGHS, stopped after {BCD_LIMIT_S:.0f} s; where it was cut off, its
-plan is the best it had by then and the ratio a lower limit. Of `exact`'s {len(rows)} plans {proven} are proven optimal.
+are over the problems. BCD is the paper's Algorithm 3 with HiGHS, stopped after {BCD_LIMIT_S:.0f} s; where it was cut
+off, its plan is the best it had by then and the ratio a lower limit. Of `exact`'s {len(rows)} plans {proven} are
+proven optimal.
 
 {table}
 
