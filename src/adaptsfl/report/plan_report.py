@@ -139,10 +139,10 @@ def _cut_words(problem: PlanProblem, plan: Plan) -> str:
         everyone = "the only device" if problem.devices == 1 else f"all {problem.devices:,} devices"
         return f"{everyone} cut after layer {cuts[0]} ({problem.costs.name(int(cuts[0]))})"
     shown = [
-        f"{count:,} after layer {cut} ({problem.costs.name(int(cut))})"
+        f"after layer {cut} ({problem.costs.name(int(cut))}): {count:,}"
         for cut, count in zip(cuts[:MOST_CUTS_SHOWN], counts, strict=False)
     ]
-    rest = f", the rest deeper, up to {cuts[-1]}" if len(cuts) > MOST_CUTS_SHOWN else ""
+    rest = f", the rest deeper, up to layer {cuts[-1]}" if len(cuts) > MOST_CUTS_SHOWN else ""
     return f"devices cut {', '.join(shown)}{rest}"
 
 
