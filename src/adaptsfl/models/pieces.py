@@ -115,6 +115,6 @@ def _compile(graph: fx.Graph, name: str, mode: str) -> Run:
     file = f"<layer {name} {mode} {id(graph):x}>"
     linecache.cache[file] = (len(code.src), None, code.src.splitlines(keepends=True), file)  # for tracebacks
     scope = dict(code.globals)
-    exec(compile(code.src, file, "exec"), scope)
+    exec(compile(code.src, file, "exec"), scope)  # code that torch.fx wrote from our own graph, as GraphModule runs it
     run: Run = scope["forward"]
     return run
