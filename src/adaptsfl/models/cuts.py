@@ -10,17 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
-from adaptsfl.errors import InvalidInput, first_line
+from adaptsfl.errors import InvalidInput
+from adaptsfl.models.record import Record, label, record_run, storage, tensors_in
 from adaptsfl.models.state import StateRoot, parameters_of
-from adaptsfl.models.trace import EXPLICIT, INNER, Trace, mode, resolve
+from adaptsfl.models.trace import EXPLICIT, Trace, mode, resolve
 
 BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -48,13 +48,13 @@ class Flow:
     def __init__(self, trace: Trace, module: nn.Module, example: Tensor) -> None:
         self.graph = trace.graph
         self.root = StateRoot(module, trace)
-        records = [_record(self.root, trace.graph, with_batch(example, size)) for size in BATCHES]
+        records = [record_run(self.root, trace.graph, with_batch(example, size)) for size in BATCHES]
         self.values = tuple(record.values for record in records)
         self._storages = records[0].storages
         self.nodes: list[fx.Node] = list(trace.graph.nodes)
         self._changes = self._changed_storages(records[0])
         with suppress(InvalidInput), mode(self.root, not module.training):  # a module may do it in one mode only
-            other = _record(self.root, trace.graph, with_batch(example, BATCHES[0]))
+            other = record_run(self.root, trace.graph, with_batch(example, BATCHES[0]))
             for node, keys in other.changed.items():
                 sources = [source for source in node.all_input_nodes if other.storages[source] & keys]
                 self._changes[node] = self._changes[node].union(*(self._storages[source] for source in sources))
@@ -133,7 +133,7 @@ class Flow:
     def _data_nodes(self) -> set[fx.Node]:
         data = {self.placeholder}
         for node in self.nodes:
-            if any(source in data for source in node.all_input_nodes) and _tensors(self.values[0].get(node)):
+            if any(source in data for source in node.all_input_nodes) and tensors_in(self.values[0].get(node)):
                 data.add(node)
         return data
 
@@ -157,7 +157,7 @@ class Flow:
         """Whether a static node that asks `node` reads its values: of data, only sizes and such are asked."""
         return node not in self.data
 
-    def _changed_storages(self, record: "_Record") -> dict[fx.Node, frozenset[int]]:
+    def _changed_storages(self, record: "Record") -> dict[fx.Node, frozenset[int]]:
         """Return what each node changes in place: what it was seen to change, and what its operation may change."""
         changes = {}
         for node in self.nodes:
@@ -283,11 +283,6 @@ def with_batch(example: Tensor, size: int) -> Tensor:
     return example[:1].expand(size, *example.shape[1:]).clone()
 
 
-def label(node: fx.Node) -> str:
-    """Return the name of a node for people: without the wrapper it was traced in."""
-    return node.name.removeprefix(f"{INNER}_")
-
-
 def operation(node: fx.Node) -> str:
     """Return the plain name of what `node` calls: `aten.conv2d.default` and `F.conv2d` are both `conv2d`."""
     if isinstance(node.target, torch._ops.OpOverload):
@@ -321,14 +316,6 @@ def mutates(node: fx.Node, argument: fx.Node, root: nn.Module) -> bool:
     )
 
 
-def storage(tensor: Tensor) -> int:
-    """Return the identity of a tensor's memory, which views of it share; on the meta device there is no address."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # a sparse tensor, say
-        return id(tensor)
-
-
 @dataclass(frozen=True)
 class PerSample:
     """Stands for `times` the batch size."""
@@ -357,87 +344,3 @@ def _stand_in(two: Any, three: Any) -> Any:
     if isinstance(two, int) and isinstance(three, int) and two == BATCHES[0] * (three - two):
         return PerSample(three - two)
     raise _NoStandIn
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_aggregate(value, lambda part: found.append(part) if isinstance(part, Tensor) else None)
-    return found
-
-
-@dataclass(frozen=True)
-class _Record:
-    """One run of a graph: the value of every node, the storages of its tensors, and those the node changed."""
-
-    values: dict[fx.Node, Any]
-    storages: dict[fx.Node, frozenset[int]]
-    changed: dict[fx.Node, frozenset[int]]
-
-
-class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps the value of every node, and which of the tensors so far it changed."""
-
-    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
-        super().__init__(root, garbage_collect_values=False, graph=graph)
-        self.extra_traceback = False
-        self.last = next(iter(graph.nodes))
-        self.changed: dict[fx.Node, frozenset[int]] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.last = n
-        inputs = [tensor for source in n.all_input_nodes for tensor in _tensors(self.env.get(source))]
-        versions = [tensor._version for tensor in inputs]
-        result = super().run_node(n)
-        pairs = zip(inputs, versions, strict=True)
-        self.changed[n] = frozenset(storage(tensor) for tensor, version in pairs if tensor._version != version)
-        return result
-
-    def record(self) -> _Record:
-        """Return what the last run left."""
-        storages = {node: frozenset(map(storage, _tensors(value))) for node, value in self.env.items()}
-        values = {node: map_aggregate(value, _shape_only) for node, value in self.env.items()}
-        return _Record(values, storages, self.changed)
-
-
-class _Run(nn.Module):
-    """Runs a graph over a root whose state functional_call replaces by tensors without memory."""
-
-    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
-        super().__init__()
-        self.root = root
-        self.recorder = [_Recorder(root, graph)]  # in a list: not a submodule
-
-    def forward(self, x: Tensor) -> _Record:
-        self.recorder[0].run(x)
-        return self.recorder[0].record()
-
-
-def _record(root: nn.Module, graph: fx.Graph, example: Tensor) -> _Record:
-    """Run the graph on the meta device: shapes without work, and without touching the model's state.
-
-    A module that looks at its data cannot run there. In a chain of whole modules it runs for real instead, on copies
-    of the buffers; in a traced graph a number that came from the data must not pass for a size, so there it is refused.
-    """
-    run = _Run(root, graph)
-    chain = all(node.op in ("placeholder", "call_module", "output") for node in graph.nodes)
-    buffers = dict(run.named_buffers())
-    state = {name: tensor.to("meta") for name, tensor in [*run.named_parameters(), *buffers.items()]}
-    with torch.no_grad():
-        try:
-            return cast("_Record", torch.func.functional_call(run, state, (example.to("meta"),)))
-        except Exception as error:
-            if not chain or example.device.type == "meta":
-                raise _failed("cannot run on shapes alone", run, error) from error
-        copies = {name: tensor.clone() for name, tensor in buffers.items()}
-        try:
-            return cast("_Record", torch.func.functional_call(run, copies, (example,)))
-        except Exception as error:
-            raise _failed("fails", run, error) from error
-
-
-def _failed(how: str, run: _Run, error: Exception) -> InvalidInput:
-    return InvalidInput("model", f"{how} at {label(run.recorder[0].last)!r} ({first_line(error)})", EXPLICIT)
-
-
-def _shape_only(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, Tensor) else value

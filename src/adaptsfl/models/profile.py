@@ -20,9 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from adaptsfl import checks
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.errors import InvalidInput, first_line
-from adaptsfl.models.cuts import BATCHES, check_input, storage, with_batch
+from adaptsfl.models.cuts import BATCHES, check_input, with_batch
 from adaptsfl.models.keep import untouched
 from adaptsfl.models.pieces import Piece
+from adaptsfl.models.record import storage
 from adaptsfl.models.split import SplitModel
 from adaptsfl.models.trace import mode
 

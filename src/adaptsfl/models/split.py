@@ -11,9 +11,10 @@ from torch.nn.parameter import is_lazy
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, first_line
-from adaptsfl.models.cuts import Flow, check_input, find_cuts, label, with_batch
+from adaptsfl.models.cuts import Flow, check_input, find_cuts, with_batch
 from adaptsfl.models.keep import untouched
 from adaptsfl.models.pieces import Piece, Segment, Step, make_step
+from adaptsfl.models.record import label
 from adaptsfl.models.trace import (
     EXPLICIT,
     Traces,
