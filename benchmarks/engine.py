@@ -12,11 +12,11 @@ The ways, each training on the same batches of 16 samples per device with plain 
     python benchmarks/engine.py --quick                          # two minutes: the small VGG, 20 devices
     python benchmarks/engine.py --models resnet18 --devices 20   # a part of it
 
-Times are CPU seconds of one thread: threads that wait for each other on a busy machine would be measured with it
-(`--threads 2` to see them). Ways take turns, and each way's time is the least of its repeats. Rounds are timed without
-averaging, which has a column of its own (the engine's averaging and the copying after it). Memory is what the peak of
-a process of its own adds over model and batches in three rounds. The table is printed and saved as Markdown, every
-number beside it as JSON; rows of earlier runs are kept unless they were measured again.
+Times are CPU seconds over all threads, of which torch has as many as it takes by default (`--threads` for another
+number). Ways take turns, and each way's time is the least of its repeats. Rounds are timed without averaging, which has
+a column of its own (the engine's averaging and the copying after it). Memory is what the peak of a process of its own
+adds over model and batches in two rounds. The table is printed and saved as Markdown, every number beside it as JSON,
+after every case; rows of earlier runs with as many threads are kept unless they were measured again.
 """
 
 import argparse
@@ -129,13 +129,12 @@ WAYS = ("SplitFed", "reference", "engine", "engine, I = 1", "floor")
 
 
 def measure_memory(connection: Connection, name: str, model: str, deepest: int, devices: int) -> None:
-    """Send the peak memory in MiB that three rounds add to a fresh process."""
-    torch.set_num_threads(1)
+    """Send the peak memory in MiB that two rounds add to a fresh process."""
     made, batches = make_model(model), make_batches(devices)
     floor(made, 1)(batches[:1])  # libraries set themselves up
     before = memory_mib("VmRSS")
     run = way(name, made, deepest, devices)
-    for _ in range(3):
+    for _ in range(2):
         run(batches)
     connection.send(memory_mib("VmHWM") - before)
 
@@ -193,7 +192,7 @@ def measure(model: str, deepest: int, devices: int, repeats: int, with_memory: b
     row["seconds"] = {name: min(values) for name, values in times.items()}
     row["averaging_s"] = averaging_s(made, deepest, devices)
     if with_memory:
-        row["memory_mib"] = {name: memory(name, model, deepest, devices) for name in WAYS}
+        row["memory_mib"] = {name: memory(name, model, deepest, devices) for name in WAYS if name != "engine, I = 1"}
     return row
 
 
@@ -228,27 +227,35 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def page(lines: list[tuple[str, ...]]) -> str:
+def page(lines: list[tuple[str, ...]], threads: int) -> str:
     """Return the results as a Markdown page."""
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in [COLUMNS, ("---",) * len(COLUMNS), *lines])
     return f"""# The training engine against plain loops and against the floor
 
 Written by `python benchmarks/engine.py`, which says what is measured; every number is in engine.json. Batches of
-{BATCH_SIZE} samples per device, float32, CPU seconds of one thread, the least of each way's repeats. ResNet-18 has
-group-norm, so that every way computes the same.
+{BATCH_SIZE} samples per device, float32, CPU seconds over {threads} threads, the least of each way's repeats. ResNet-18
+has group-norm, so that every way computes the same.
 
 {table}
 """
 
 
-def merged(file: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of an earlier run, with new ones in the place of those measured again."""
+def save(folder: Path, rows: list[dict[str, Any]], threads: int) -> list[dict[str, Any]]:
+    """Save these rows and those of earlier runs that were not measured again; return all."""
 
     def key(row: dict[str, Any]) -> tuple[int, int, int]:
         return list(MODELS).index(row["model"]), row["devices"], row["deepest"]
 
-    old = json.loads(file.read_text())["rows"] if file.exists() else []
-    return [row for _, row in sorted({key(row): row for row in [*old, *rows]}.items())]
+    file = folder / "engine.json"
+    nothing: dict[str, Any] = {"machine": {"threads": threads}, "rows": []}
+    old = json.loads(file.read_text()) if file.exists() else nothing
+    kept = old["rows"] if old["machine"]["threads"] == threads else []
+    rows = [row for _, row in sorted({key(row): row for row in [*kept, *rows]}.items())]
+    machine = {"python": platform.python_version(), "torch": torch.__version__, "threads": threads}
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"machine": machine, "batch_size": BATCH_SIZE, "rows": rows}, indent=1) + "\n")
+    (folder / "engine.md").write_text(page([line(row) for row in rows], threads))
+    return rows
 
 
 def main() -> None:
@@ -259,7 +266,7 @@ def main() -> None:
     parser.add_argument("--devices", nargs="+", type=int, default=[20, 100], help="N")
     parser.add_argument("--deepest", nargs="+", type=int, default=[1, 2, 4, 8], help="L_c")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch's threads")
     parser.add_argument("--no-memory", action="store_true", help="time only")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for engine.md and engine.json")
     options = parser.parse_args()
@@ -273,16 +280,11 @@ def main() -> None:
             for deepest in options.deepest:
                 rows.append(measure(model, deepest, devices, options.repeats, not options.no_memory))
                 console.print(", ".join(line(rows[-1])), style="dim")
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows = merged(options.out / "engine.json", rows)
+                saved = save(options.out, rows, options.threads)
     table = Table(*COLUMNS)
-    for row in rows:
+    for row in saved:
         table.add_row(*line(row))
     console.print(table)
-    machine = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
-    result = {"machine": machine, "batch_size": BATCH_SIZE, "rows": rows}
-    (options.out / "engine.json").write_text(json.dumps(result, indent=1) + "\n")
-    (options.out / "engine.md").write_text(page([line(row) for row in rows]))
     console.print(f"saved to {options.out}")
 
 
