@@ -1,0 +1,1 @@
+"""Who chooses the interval and the cuts: AdaptSFL, the paper's benchmarks, the classical ways, the user's own."""

@@ -1,0 +1,1 @@
+"""Training over a simulated fleet: policy × engine × virtual clock, recorded block by block."""
