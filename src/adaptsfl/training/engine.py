@@ -27,7 +27,7 @@ from adaptsfl.training.settings import (
     device_weights,
     sample_cross_entropy,
 )
-from adaptsfl.training.stack import LayerStack, Slot
+from adaptsfl.training.stack import LayerStack, Slot, mean
 
 CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
 
@@ -172,6 +172,42 @@ class Engine:
         self.schedule.round, self.schedule.planned_at = state.round, state.planned_at
         self.schedule.ages = list(state.ages)
 
+    def gradients(
+        self, batches: Sequence[Batch], *, devices: Sequence[int] | None = None, averaged: bool = False
+    ) -> list[Tensor]:
+        """Return the gradient of every layer as one vector, the weighted mean over `devices` (by default all).
+
+        It is taken at every device's own copies, or with `averaged` at their mean. Nothing is changed.
+        """
+        chosen = range(len(self.weights)) if devices is None else devices
+        check_batches(batches, len(chosen))
+        own = self.schedule.plan.deepest
+        kept = [(layer.parameters, layer.buffers) for layer in self.layers]
+        sums: list[list[Tensor]] = [[] for _ in self.layers]
+        total = sum(self._shares[k] for k in chosen)
+        try:
+            for layer, (parameters, buffers) in zip(self.layers, kept, strict=True):
+                layer.buffers = {name: tensor.clone() for name, tensor in buffers.items()}
+                if averaged:
+                    layer.parameters = {name: mean(tensor, self.weights) for name, tensor in parameters.items()}
+                    layer.buffers = {name: mean(tensor, self.weights) for name, tensor in layer.buffers.items()}
+            self._make_modules(own)
+            for part in self._chunks(batches, own):
+                here = [chosen[k] for k in part]
+                _, mine, common = self._chunk_gradients(here, [batches[k] for k in part], own)
+                shares = [self._shares[k] / total for k in here]
+                for layer, collected, summed in zip(self.layers, mine, sums, strict=False):
+                    count = len(layer.trained)
+                    for k, share in enumerate(shares):
+                        _add(summed, torch._foreach_mul(collected[k * count : (k + 1) * count], share))
+                remaining = iter(torch._foreach_mul(common, self._scale / total) if common else ())
+                for layer, summed in zip(self.layers[own:], sums[own:], strict=True):
+                    _add(summed, tuple(islice(remaining, len(layer.trained))))
+        finally:
+            for layer, (parameters, buffers) in zip(self.layers, kept, strict=True):
+                layer.parameters, layer.buffers = parameters, buffers
+        return [torch.cat([tensor.flatten() for tensor in summed]) if summed else self.weights[:0] for summed in sums]
+
     def _own_layers(self) -> int:
         """Return how many layers need one copy per device in the next round: L_c, or none.
 
@@ -196,9 +232,13 @@ class Engine:
         return [range(start, stop) for start, stop in pairwise(edges)]
 
     def _prepare(self, own: int) -> None:
-        """Give every device its own copy of the first layers, and make modules for the others if they changed."""
+        """Give every device its own copy of the first layers, and make ready to run."""
         for layer in self.layers[:own]:
             layer.spread(len(self.weights))
+        self._make_modules(own)
+
+    def _make_modules(self, own: int) -> None:
+        """Make modules for the layers after the first `own`, if they changed, and point them at the weights."""
         if own != self._boundary:
             self._boundary, self._own_slots = own, []
             pieces = [deepcopy(layer.piece) for layer in self.layers[own:]]
@@ -208,7 +248,7 @@ class Engine:
         for layer, slot in zip(self.layers[own:], self._common_slots, strict=True):
             layer.point(slot, 0)
 
-    def _point(self, devices: range, own: int) -> list[list[Slot]]:
+    def _point(self, devices: Sequence[int], own: int) -> list[list[Slot]]:
         """Return modules for the devices of a chunk, each pointed at its device's copies."""
         while len(self._own_slots) < len(devices):
             self._own_slots.append([Slot(deepcopy(layer.piece)) for layer in self.layers[:own]])
@@ -222,6 +262,19 @@ class Engine:
         """Update the devices' own layers; return their losses and the gradient of the common layers.
 
         All that the chunk's graph holds is free when this returns.
+        """
+        losses, mine, common = self._chunk_gradients(devices, batches, own)
+        for layer, collected in zip(self.layers[:own], mine, strict=True):
+            layer.update(devices, collected, self.settings.rate(common=False))
+        return losses, common
+
+    def _chunk_gradients(
+        self, devices: Sequence[int], batches: Sequence[Batch], own: int
+    ) -> tuple[Tensor, list[list[Tensor]], list[Tensor]]:
+        """Return the devices' losses, for every own layer all devices' gradients, and the gradient of the common ones.
+
+        A device's own gradients are those of its own loss; the common one is that of the sum of the losses, each times
+        the device's weight over the largest weight.
         """
         slots = self._point(devices, own)
         sizes = [len(x) for x, _ in batches]
@@ -241,9 +294,7 @@ class Engine:
             for collected, slot in zip(mine, row, strict=True):
                 found = list(islice(gradients, len(slot.trained)))
                 collected.extend(found if self._relative[k] == 1 else torch._foreach_div(found, self._relative[k]))
-        for layer, collected in zip(self.layers[:own], mine, strict=True):
-            layer.update(devices, collected, self.settings.rate(common=False))
-        return means.detach(), list(gradients)
+        return means.detach(), mine, list(gradients)
 
     def _update_common(self, gradients: list[Tensor], own: int) -> None:
         """Step the layers of which there is one copy by the mean gradient."""
@@ -259,3 +310,11 @@ class Engine:
     def _place(self, x: Tensor) -> Tensor:
         x = x.to(self.device, non_blocking=True)
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _add(summed: list[Tensor], more: Sequence[Tensor]) -> None:
+    """Add tensors to a running sum that is empty at first."""
+    if summed:
+        torch._foreach_add_(summed, list(more))
+    else:
+        summed.extend(more)

@@ -50,7 +50,7 @@ class LayerStack:
         """Let `slot` run on copy `row`: it reads the stack's own memory, and batch-norm writes its statistics there."""
         for tensors, rows in ((slot.parameters, self.parameters), (slot.buffers, self.buffers)):
             for name, tensor in tensors.items():
-                tensor.data = rows[name][row]
+                tensor.data = rows[name][row if len(rows[name]) > 1 else 0]
 
     def update(self, rows: Sequence[int], gradients: list[Tensor], rate: float) -> None:
         """Step the copies `rows` at once, by gradients in the order of the copies and of `trained` within each.
@@ -72,7 +72,7 @@ class LayerStack:
         """Replace all copies by their weighted mean, and do to the optimiser's state what `rule` says."""
         for tensors in (self.parameters, self.buffers, *(self.state.values() if rule == "average" else ())):
             for name, tensor in tensors.items():
-                tensors[name] = _mean(tensor, weights)
+                tensors[name] = mean(tensor, weights)
         if rule == "reset":
             self.steps = 0
             for tensors in self.state.values():
@@ -105,7 +105,7 @@ class LayerStack:
         piece = deepcopy(self.piece)
         for name, tensor in [*piece.named_parameters(), *piece.named_buffers()]:
             rows = self.parameters[name] if name in self.parameters else self.buffers[name]
-            tensor.data = _mean(rows, weights)[0].clone()
+            tensor.data = mean(rows, weights)[0].clone()
         state: dict[str, Tensor] = piece.state_dict()
         return state
 
@@ -121,7 +121,7 @@ def _rows(tensor: Tensor, count: int) -> Tensor:
     return rows.copy_(row)
 
 
-def _mean(rows: Tensor, weights: Tensor) -> Tensor:
+def mean(rows: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted mean of the rows as one row; counters, equal in all, are taken from the first."""
     if len(rows) == 1:
         return rows

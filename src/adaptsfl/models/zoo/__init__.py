@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from adaptsfl.models.zoo.gpt import gpt
 from adaptsfl.models.zoo.resnet import resnet18
-from adaptsfl.models.zoo.vgg import vgg16, vgg_digits
+from adaptsfl.models.zoo.vgg import vgg11, vgg16, vgg_digits
 from adaptsfl.models.zoo.vit import vit
 
-__all__ = ["ZOO", "ZooModel", "gpt", "resnet18", "vgg16", "vgg_digits", "vit"]
+__all__ = ["ZOO", "ZooModel", "gpt", "resnet18", "vgg11", "vgg16", "vgg_digits", "vit"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ def _tokens(context: int) -> Callable[[dict[str, Any]], Tensor]:
 
 
 ZOO: dict[str, ZooModel] = {
+    "vgg11": ZooModel(vgg11, _images(3, 32)),
     "vgg16": ZooModel(vgg16, _images(3, 32)),
     "resnet18": ZooModel(resnet18, _images(3, 32)),
     "vgg_digits": ZooModel(vgg_digits, _images(1, 8)),

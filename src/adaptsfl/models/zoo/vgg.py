@@ -8,8 +8,15 @@ from torch import nn
 from adaptsfl import checks
 from adaptsfl.models.zoo.parts import Norm, convolution, linear, scaled, share
 
+VGG11_STAGES = ((64, 1), (128, 1), (256, 2), (512, 2), (512, 2))
 VGG16_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 DIGITS_STAGES = ((32, 2), (64, 2))
+
+
+def vgg11(*, classes: int = 10, width: float = 1.0, norm: Norm = "none", dropout: float = 0.0) -> nn.Sequential:
+    """VGG-11 for 32×32 images: 8 convolutions and 3 fully connected layers of width 512, so L = 11."""
+    hidden = scaled(512, width)
+    return _vgg(3, 32, VGG11_STAGES, (hidden, hidden), classes=classes, width=width, norm=norm, dropout=dropout)
 
 
 def vgg16(*, classes: int = 10, width: float = 1.0, norm: Norm = "none", dropout: float = 0.0) -> nn.Sequential:
