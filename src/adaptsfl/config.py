@@ -73,7 +73,38 @@ class TrainingConfig(Section):
 
     batch_size: int = 16
     learning_rate: float = 5e-4
+    common_learning_rate: float | None = None  # of the layers that all devices share; by default the same
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    momentum: float = 0.9  # of the optimiser of that name
+    weight_decay: float = 0.0
+    at_averaging: Literal["average", "reset", "keep"] = "average"
+    statistics: Literal["pooled", "device"] = "pooled"
+    device: str = "cpu"  # where to compute, as torch names it
+
+
+class RunConfig(Section):
+    """How long to train, by which policies, and what to look at on the way."""
+
+    policies: list[str] = ["adaptsfl"]
+    options: dict[str, dict[str, bool | int | float | str | list[int]]] = {}  # of policies, by their name
+    seed: int = 0  # of everything random: weights, data, fleet, faults, policies; added to the sections' own
+    rounds: int | None = None
+    samples: int | None = None  # E: stochastic gradients per device
+    seconds: float | None = None  # virtual
+    target_accuracy: float | None = None
+    converged: bool = False  # stop where accuracy rises no more (the paper's rule)
+    evaluate_every: int = 10  # rounds
+    test_samples: int | None = None  # of the test set; by default all
+    targets: list[float] = []  # accuracies to which the time is reported
+    checkpoint_every: int = 50  # rounds, at least; blocks are never cut
+
+
+class AdaptConfig(Section):
+    """How plans learn from training: `calibrated` by measured drift, `paper` by the bound with measured constants."""
+
+    mode: Literal["calibrated", "paper"] = "calibrated"
+    target: float | None = None  # ε, for the paper's mode without [convergence]
+    measure_every: int = 40  # rounds, at least
 
 
 class NoiseConfig(Section):
@@ -140,9 +171,11 @@ class Recipe(Section):
     model: ModelConfig
     training: TrainingConfig = TrainingConfig()
     fleet: FleetConfig = FleetConfig()
-    convergence: ConvergenceConfig
+    convergence: ConvergenceConfig | None = None
     planner: PlannerConfig = PlannerConfig()
     data: DataConfig | None = None
+    run: RunConfig | None = None
+    adapt: AdaptConfig = AdaptConfig()
 
 
 class DevicesSection(Section):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from adaptsfl import checks
 from adaptsfl.config import ModelConfig, PlannerConfig, ProblemFile, Recipe, load_problem_file, load_recipe
@@ -12,6 +12,11 @@ from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet, Server, memory_limits, noise_from, resources_from
 from adaptsfl.planner import PlanProblem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from adaptsfl.models import SplitModel
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 
@@ -35,25 +40,42 @@ def load_problem(path: Path) -> PlanProblem:
 def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
     """Return the problem that a recipe poses, with the fleet as measured in that round."""
     checks.whole_number("training.batch_size", recipe.training.batch_size)
-    with _inside("fleet"):
+    with inside("fleet"):
         resources = resources_from(recipe.fleet)
-    with _inside("fleet.noise"):
+    with inside("fleet.noise"):
         noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
         fleet = noise.measure(resources.at(round_), round_)
-    with _inside("training"):
+    with inside("training"):
         checks.number("learning_rate", recipe.training.learning_rate, positive=True)
     costs = model_costs(recipe.model, recipe.training.batch_size, recipe.training.optimizer)
-    with _inside("convergence"):
+    if recipe.convergence is None:
+        raise InvalidInput("convergence", "is missing", "Add it, or simulate: training measures what a plan needs")
+    with inside("convergence"):
         model = model_from(recipe.convergence, recipe.training.learning_rate, fleet.size, costs.layers)
     return _constrained(fleet, costs, model, recipe.training.batch_size, recipe.planner)
 
 
 def model_costs(model: ModelConfig, batch_size: int, optimizer: Optimizer) -> CutCosts:
-    """Split the model that a recipe names and measure what every cut of it costs.
+    """Split the model that a recipe names and measure what every cut of it costs."""
+    parts, example = split_model(model)
+    return costs_of(parts, example, model, batch_size, optimizer)
 
-    It is first built on the meta device, which tells its size without taking memory. Up to `LARGEST_BUILT` it is then
-    built for real, so that `split` can check its layers against it. A factory that fails on the meta device is built
-    for real too: it may need real numbers.
+
+def costs_of(
+    parts: "SplitModel", example: "Tensor", model: ModelConfig, batch_size: int, optimizer: Optimizer
+) -> CutCosts:
+    """Measure what every cut of a split model costs, with activations sent as the recipe says."""
+    from adaptsfl import models  # noqa: PLC0415
+
+    return models.profile(parts, example, batch_size=batch_size, wire_dtype=model.wire_dtype, optimizer=optimizer)
+
+
+def split_model(model: ModelConfig, *, to_train: bool = False) -> "tuple[SplitModel, Tensor]":
+    """Build the model that a recipe names and split it; return it with one sample of its input.
+
+    It is first built on the meta device, which tells its size without taking memory. Up to `LARGEST_BUILT`, or if it is
+    to be trained, it is then built for real, so that `split` can check its layers against it. A factory that fails on
+    the meta device is built for real too: it may need real numbers.
     """
     try:
         import torch  # noqa: PLC0415  (an extra: problem files are planned without it)
@@ -67,12 +89,14 @@ def model_costs(model: ModelConfig, batch_size: int, optimizer: Optimizer) -> Cu
         )
     shape = [checks.whole_number(f"model.input_shape[{k}]", size) for k, size in enumerate(model.input_shape or ())]
     with _options_named():
-        try:
-            built, device = models.build(model.name, device="meta", **model.options), "meta"
-            small = sum(tensor.nbytes for tensor in built.module.parameters()) <= LARGEST_BUILT
-        except InvalidInput:
-            small = True
-        if small:
+        for_real = to_train
+        if not to_train:
+            try:
+                built, device = models.build(model.name, device="meta", **model.options), "meta"
+                for_real = sum(tensor.nbytes for tensor in built.module.parameters()) <= LARGEST_BUILT
+            except InvalidInput:
+                for_real = True
+        if for_real:
             built, device = models.build(model.name, device="cpu", **model.options), "cpu"
     example = built.example_input
     if shape:
@@ -81,8 +105,7 @@ def model_costs(model: ModelConfig, batch_size: int, optimizer: Optimizer) -> Cu
         raise InvalidInput(
             "model.input_shape", f"is missing, and {model.name} gives no example input", "Give the shape of one sample"
         )
-    parts = models.split(built.module, example, model.granularity)
-    return models.profile(parts, example, batch_size=batch_size, wire_dtype=model.wire_dtype, optimizer=optimizer)
+    return models.split(built.module, example, model.granularity), example
 
 
 @contextmanager
@@ -98,18 +121,18 @@ def problem_from_file(file: ProblemFile) -> PlanProblem:
     """Return the problem that a problem file states."""
     checks.whole_number("batch_size", file.batch_size)
     checks.number("learning_rate", file.learning_rate, positive=True)
-    with _inside("server"):
+    with inside("server"):
         server = Server(**file.server.model_dump())
-    with _inside("devices"):
+    with inside("devices"):
         devices = file.devices.model_dump(exclude={"memory_bytes", "names"})
         limits = file.devices.memory_bytes
         if limits is not None:  # null is no limit; infinity is not a number that a file may give
             checks.vector("memory_bytes", [1.0 if limit is None else limit for limit in limits], positive=True)
         memory = None if limits is None else memory_limits(limits)
         fleet = Fleet(**devices, server=server, memory_bytes=memory, names=tuple(file.devices.names or ()))
-    with _inside("cuts"):
+    with inside("cuts"):
         costs = CutCosts(**{**file.cuts.model_dump(), "names": tuple(file.cuts.names or ())})
-    with _inside("convergence"):
+    with inside("convergence"):
         model = model_from(file.convergence, file.learning_rate, fleet.size, costs.layers)
     return _constrained(fleet, costs, model, file.batch_size, file.planner)
 
@@ -131,7 +154,7 @@ def _constrained(
 
 
 @contextmanager
-def _inside(section: str) -> Iterator[None]:
+def inside(section: str) -> Iterator[None]:
     """Name the section of the file in which an `InvalidInput` arises."""
     try:
         yield

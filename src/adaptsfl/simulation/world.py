@@ -1,0 +1,202 @@
+"""All that a run is made of and that no policy changes: model, data, fleet, and how to train and evaluate."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from adaptsfl import checks
+from adaptsfl.config import DataConfig, Recipe, RunConfig
+from adaptsfl.costs import CutCosts
+from adaptsfl.data import PreparedData, evaluation_batches, prepare
+from adaptsfl.data.samples import Samples
+from adaptsfl.errors import InvalidInput
+from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
+from adaptsfl.loading import costs_of, inside, split_model
+from adaptsfl.models import SplitModel
+from adaptsfl.training import OptimizerSettings
+from adaptsfl.training.settings import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """A recipe and a seed, made real.
+
+    Attributes:
+        recipe: with every seed in it final.
+        seed: of this run.
+        model: split, with its initial weights.
+    """
+
+    recipe: Recipe
+    seed: int
+    model: SplitModel
+    costs: CutCosts
+    data: PreparedData
+    resources: Resources
+    noise: MeasurementNoise
+
+    @property
+    def run(self) -> RunConfig:
+        """The recipe's [run]."""
+        assert self.recipe.run is not None
+        return self.recipe.run
+
+    @property
+    def devices(self) -> int:
+        """N."""
+        return len(self.data.parts)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a device's mini-batch, b."""
+        return self.recipe.training.batch_size
+
+    @cached_property
+    def epoch_rounds(self) -> int:
+        """Rounds in which the device with the most samples sees all of them once."""
+        return max(self.data.batches.rounds_per_epoch(device) for device in range(self.devices))
+
+    @cached_property
+    def optimizer(self) -> OptimizerSettings:
+        """How weights follow gradients."""
+        given = self.recipe.training
+        return OptimizerSettings(
+            name=given.optimizer,
+            learning_rate=given.learning_rate,
+            common_learning_rate=given.common_learning_rate,
+            momentum=given.momentum,
+            weight_decay=given.weight_decay,
+            at_averaging=given.at_averaging,
+        )
+
+    def fleet_at(self, round_: int) -> Fleet:
+        """Return the true resources in round 1, 2, …."""
+        return self.resources.at(round_ - 1)
+
+    def measured_at(self, round_: int) -> Fleet:
+        """Return the resources of round 1, 2, … as they are measured."""
+        return self.noise.measure(self.fleet_at(round_), round_ - 1)
+
+    def batches(self, round_: int, present: Sequence[int] | None = None) -> list[Batch]:
+        """Return one mini-batch per present device for round 1, 2, …."""
+        batch = self.data.batches.at(round_ - 1, present)
+        return list(zip(batch.inputs.split(self.batch_size), batch.labels.split(self.batch_size), strict=True))
+
+    @cached_property
+    def learning_identity(self) -> str:
+        """A name for everything that decides what is learned, but for the schedule: equal names, equal weights."""
+        recipe = self.recipe.model_dump(mode="json", include={"model", "training", "data"})
+        recipe["seed"], recipe["devices"] = self.seed, self.devices
+        recipe["evaluation"] = [self.run.evaluate_every, self.run.test_samples]
+        recipe["torch"] = torch.__version__
+        for key in ("path", "cache"):  # where samples lie does not matter
+            recipe["data"].pop(key)
+        return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+
+    @cached_property
+    def evaluate(self) -> Callable[[Mapping[str, Tensor]], tuple[float, float]]:
+        """A function from a state_dict to accuracy and loss on the test samples."""
+        net = deepcopy(self.model.module).to(self.recipe.training.device).eval()
+        test, wanted = self.data.dataset.test, self.run.test_samples
+        if wanted is not None and wanted < len(test):  # the same ones in every run
+            picked = torch.from_numpy(np.sort(np.random.default_rng(0).permutation(len(test))[:wanted]))
+            test = Samples(test.inputs[picked], test.labels[picked])
+
+        @torch.inference_mode()
+        def measure(state: Mapping[str, Tensor]) -> tuple[float, float]:
+            net.load_state_dict(state)
+            right, loss, count = 0, 0.0, 0
+            for inputs, labels in evaluation_batches(
+                test, self.data.dataset.normalisation, device=self.recipe.training.device
+            ):
+                outputs = net(inputs).flatten(0, -2)
+                flat = labels.flatten()
+                right += int((outputs.argmax(1) == flat).sum())
+                loss += float(functional.cross_entropy(outputs, flat, reduction="sum"))
+                count += len(flat)
+            return right / count, loss / count
+
+        return measure
+
+
+def make_world(recipe: Recipe, seed: int) -> World:
+    """Build everything that a recipe names, with every check that can be made before training starts."""
+    recipe = seeded(recipe, seed)
+    run = recipe.run or RunConfig()
+    check_run(run)
+    data_config = recipe.data or DataConfig()
+    with inside("fleet"):
+        resources = resources_from(recipe.fleet)
+    with inside("fleet.noise"):
+        noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
+    checks.number("training.learning_rate", recipe.training.learning_rate, positive=True)
+    torch.manual_seed(seed)
+    model, example = split_model(recipe.model, to_train=True)
+    costs = costs_of(model, example, recipe.model, recipe.training.batch_size, recipe.training.optimizer)
+    devices = resources.at(0).size
+    data = prepare(
+        data_config,
+        devices=devices,
+        batch_size=recipe.training.batch_size,
+        classes=classes_of(model, example),
+        device=recipe.training.device,
+    )
+    check_inputs(example, data)
+    recipe = recipe.model_copy(update={"run": run, "data": data_config})
+    return World(recipe, seed, model, costs, data, resources, noise)
+
+
+def seeded(recipe: Recipe, seed: int) -> Recipe:
+    """Return the recipe with `seed` added to the seed of every section."""
+    data = recipe.data or DataConfig()
+    partition = data.partition.model_copy(update={"seed": data.partition.seed + seed})
+    sections: dict[str, Any] = {
+        "fleet": recipe.fleet.model_copy(update={"seed": recipe.fleet.seed + seed}),
+        "data": data.model_copy(update={"seed": data.seed + seed, "partition": partition}),
+    }
+    return recipe.model_copy(update=sections)
+
+
+def check_run(run: RunConfig) -> None:
+    """Refuse a run that would never end, and numbers that make no sense."""
+    for name in ("rounds", "samples", "test_samples"):
+        if getattr(run, name) is not None:
+            checks.whole_number(f"run.{name}", getattr(run, name))
+    checks.whole_number("run.evaluate_every", run.evaluate_every)
+    checks.whole_number("run.checkpoint_every", run.checkpoint_every)
+    checks.whole_number("run.seed", run.seed, at_least=0)
+    if run.seconds is not None:
+        checks.number("run.seconds", run.seconds, positive=True)
+    goals = [*run.targets, *([run.target_accuracy] if run.target_accuracy is not None else [])]
+    for goal in goals:
+        if not 0 < goal <= 1:
+            raise InvalidInput("run.targets", f"holds {goal:g}", "Give accuracies above 0 and at most 1")
+    if run.rounds is None and run.samples is None and run.seconds is None and not run.converged:
+        raise InvalidInput("run", "has no end", "Give rounds, samples or seconds, or converged = true")
+
+
+def classes_of(model: SplitModel, example: Tensor) -> int:
+    """Return the size of the model's last dimension: how many classes it tells apart."""
+    module = model.module
+    mode = module.training
+    with torch.no_grad():
+        outputs = module.eval()(example)
+    module.train(mode)
+    return int(outputs.shape[-1])
+
+
+def check_inputs(example: Tensor, data: PreparedData) -> None:
+    """Refuse samples of another shape than the model takes."""
+    expected, found = tuple(example.shape[1:]), tuple(data.dataset.train.inputs.shape[1:])
+    if expected != found:
+        problem = f"{data.dataset.name} has samples of shape {found}, the model takes {expected}"
+        raise InvalidInput("data", problem, "Give data that fit the model, or another model")
