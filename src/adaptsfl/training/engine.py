@@ -5,16 +5,14 @@ runs its own copies of layers 1..L_c, and the common layers run once on the samp
 chunks, each done with before the next begins, so memory does not grow with their number but for their own layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import islice, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from adaptsfl import checks
-from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, check_statistics, slice_batch_norm
 from adaptsfl.training.schedule import Schedule, TrainingPlan
@@ -27,6 +25,7 @@ from adaptsfl.training.settings import (
     device_weights,
     sample_cross_entropy,
 )
+from adaptsfl.training.snapshot import EngineState, restore_layers
 from adaptsfl.training.stack import LayerStack, Slot
 
 CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
@@ -44,26 +43,6 @@ def one_after_another(devices: Sequence[Sequence[nn.Module]], inputs: Sequence[T
             x = layer(x)
         outputs.append(x)
     return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-
-
-@dataclass(frozen=True)
-class EngineState:
-    """All that an engine needs to go on as if it had never stopped, but for model, settings and data.
-
-    Attributes:
-        round: rounds done.
-        planned_at: the round after which the plan began.
-        ages: rounds since the copies of each client-specific layer were last equal.
-        steps: each layer's optimiser steps since its state was zero.
-        tensors: each layer's parameters, buffers and optimiser state; one row per device, or one while all are equal.
-    """
-
-    plan: TrainingPlan
-    round: int
-    planned_at: int
-    ages: tuple[int, ...]
-    steps: tuple[int, ...]
-    tensors: tuple[Mapping[str, Tensor], ...]
 
 
 class Engine:
@@ -159,15 +138,7 @@ class Engine:
     def restore(self, state: EngineState) -> None:
         """Go on from a snapshot of an engine with the same model, devices and optimiser."""
         state.plan.check(len(self.weights), self.model.layers)
-        if not len(state.tensors) == len(state.steps) == len(self.layers):
-            problem = f"holds {len(state.tensors)} layers, the model has {len(self.layers)}"
-            raise InvalidInput("state", problem, "Give a snapshot of the same model")
-        for number, (layer, steps, tensors) in enumerate(zip(self.layers, state.steps, state.tensors, strict=True), 1):
-            try:
-                layer.load(tensors, len(self.weights))
-            except InvalidInput as error:
-                raise error.inside(f"layer {number}") from None
-            layer.steps = steps
+        restore_layers(self.layers, state, len(self.weights))
         self.schedule = Schedule(state.plan)
         self.schedule.round, self.schedule.planned_at = state.round, state.planned_at
         self.schedule.ages = list(state.ages)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.schedule import TrainingPlan
 from adaptsfl.training.settings import (
@@ -29,6 +30,7 @@ from adaptsfl.training.settings import (
     device_weights,
     sample_cross_entropy,
 )
+from adaptsfl.training.snapshot import EngineState, restore_layers
 from adaptsfl.training.stack import LayerStack, Slot
 
 
@@ -100,6 +102,29 @@ class Sequential:
     def state(self) -> dict[str, Tensor]:
         """Return the global model: the server's layers and the mean of the clients', under the model's own names."""
         return self.model.merge_state(*(layer.merged(self.weights) for layer in self.layers))
+
+    def snapshot(self) -> EngineState:
+        """Return a copy of what `restore` needs, in the form of an engine whose devices all cut at the same layer."""
+        since = 0 if self.relayed else self.rounds % self.interval if self.interval else self.rounds
+        return EngineState(
+            self._plan(),
+            self.rounds,
+            0,
+            (since,) * self.cut,
+            tuple(layer.steps for layer in self.layers),
+            tuple(layer.tensors() for layer in self.layers),
+        )
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot of the same way of training, with the same model, devices and optimiser."""
+        if state.plan != self._plan():
+            problem = f"is {state.plan}, this trainer's is {self._plan()}"
+            raise InvalidInput("state.plan", problem, "Give a snapshot of a trainer with the same cut and interval")
+        restore_layers(self.layers, state, len(self.weights))
+        self.rounds = state.round
+
+    def _plan(self) -> TrainingPlan:
+        return TrainingPlan((self.cut,) * len(self.weights), None if self.relayed else self.interval)
 
     def _turn(self, device: int, batch: Batch) -> Tensor:
         """Train on one device's batch: its client layers and the server's."""
