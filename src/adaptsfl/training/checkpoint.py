@@ -142,6 +142,7 @@ def _state(state: EngineState) -> dict[str, Any]:
         "planned_at": state.planned_at,
         "ages": state.ages,
         "steps": state.steps,
+        "present": state.present,
     }
 
 
@@ -152,8 +153,9 @@ def _state_from(data: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Engin
         data["round"],
         data["planned_at"],
         tuple(data["ages"]),
-        tuple(data["steps"]),
+        tuple(tuple(steps) for steps in data["steps"]),
         tuple(_group(tensors, f"layer.{number}") for number in range(1, len(data["steps"]) + 1)),
+        tuple(data["present"]),
     )
 
 
