@@ -4,7 +4,8 @@ AdaptSFLError
 ├── InvalidInput      a value, field or file that cannot be used
 ├── InfeasiblePlan    the problem is well-formed, but no plan reaches its target
 ├── SolverError       a solver cannot take this problem, or failed on it
-└── TrainingDiverged  the loss is no number any more, or far above where it began
+├── TrainingDiverged  the loss is no number any more, or far above where it began
+└── NotWritten        a file that could not be written: a full disk, no permission
 """
 
 import difflib
@@ -46,6 +47,10 @@ class SolverError(AdaptSFLError):
 
 class TrainingDiverged(AdaptSFLError):
     """The loss of a round is not finite, or exploded; the message names the round and the device."""
+
+
+class NotWritten(AdaptSFLError):
+    """A file could not be written; the message says why, and that an older one is still there."""
 
 
 def unknown(field: str, name: str, known: Collection[str], remedy: str) -> InvalidInput:

@@ -243,10 +243,9 @@ class ByShape(OddNorms):
 
 def test_device_statistics_need_batch_norm_modules() -> None:
     model = split(ByShape().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
-    with pytest.warns(TrainingWarning):
-        engine = Engine(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), statistics="device")
-    with pytest.raises(InvalidInput, match="statistics: is 'device', but tracing turned"):
-        engine.round(make_batches(model, DIGITS)(1))
+    for kind in (Engine, Reference):
+        with pytest.raises(InvalidInput, match="statistics: is 'device', but tracing turned"):
+            kind(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), statistics="device")
     compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[TrainingPlan((1, 2, 1, 2), 2)], lengths=[4])
 
 

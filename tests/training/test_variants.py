@@ -7,7 +7,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from adaptsfl.errors import InvalidInput
-from adaptsfl.training import Engine, OptimizerSettings, Sequential, federated_averaging, parallel_split
+from adaptsfl.training import (
+    Engine,
+    OptimizerSettings,
+    Reference,
+    Sequential,
+    TrainingPlan,
+    federated_averaging,
+    parallel_split,
+)
 from training.cases import SIZES, largest_difference, make_batches, make_model
 
 EXACT = 1e-12
@@ -100,3 +108,14 @@ def test_wrong_settings_say_what_to_do() -> None:
         Sequential(model, 2, 0, OptimizerSettings())
     with pytest.raises(InvalidInput, match="batches: has 4 entries"):
         Sequential(model, 2, 3, OptimizerSettings()).round(make_batches(model, SHAPE)(1))
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    model = make_model("vgg_digits", width=0.25)
+    model.module.requires_grad_(False)
+    message = "model: has no parameter to train. Set requires_grad"
+    for kind in (Engine, Reference):
+        with pytest.raises(InvalidInput, match=message):
+            kind(model, TrainingPlan((1, 2), 1), OptimizerSettings())
+    with pytest.raises(InvalidInput, match=message):
+        Sequential(model, 2, 4, OptimizerSettings())

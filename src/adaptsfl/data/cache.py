@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from adaptsfl.data.samples import Samples
+from adaptsfl.files import replace_file, write_tensors
 
 FORMAT = "adaptsfl-samples-1"  # another number where decoding changes, so that older caches are not believed
 
@@ -74,19 +73,9 @@ def _read(place: Path, identity: str) -> Decoded | None:
 
 
 def _write(place: Path, identity: str, samples: Samples, classes: tuple[str, ...]) -> None:
-    """Write beside the place and then rename: readers see the old file or the new one, never a part."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{place.stem}-", dir=place.parent)
-    os.close(handle)
-    try:
-        tensors = {"inputs": samples.inputs, "labels": samples.labels}
-        about = {"format": FORMAT, "identity": identity, "classes": json.dumps(classes)}
-        save_file(tensors, name, {**about, "checksum": _checksum(**tensors)})
-        os.replace(name, place)
-    except SafetensorError as error:  # how safetensors reports a full disk
-        raise OSError(str(error)) from error
-    finally:
-        Path(name).unlink(missing_ok=True)
+    tensors = {"inputs": samples.inputs, "labels": samples.labels}
+    about = {"format": FORMAT, "identity": identity, "classes": json.dumps(classes), "checksum": _checksum(**tensors)}
+    replace_file(place, lambda path: write_tensors(path, tensors, about))
 
 
 def _checksum(inputs: Tensor, labels: Tensor) -> str:

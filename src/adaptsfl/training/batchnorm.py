@@ -20,12 +20,21 @@ def mixes_samples(modules: Iterable[nn.Module]) -> bool:
     A traced model may have lost the module and kept its running statistics, so their name counts too.
     """
     parts = [part for module in modules for part in module.modules()]
-    return any(isinstance(part, _BatchNorm) or "running_mean" in part._buffers for part in parts)
+    return any(isinstance(part, _BatchNorm) or _is_lost(part) for part in parts)
+
+
+def _is_lost(part: nn.Module) -> bool:
+    """Whether tracing by torch.export left a batch-norm as running statistics and operations on them."""
+    return "running_mean" in part._buffers and not isinstance(part, _BatchNorm)
 
 
 def check_statistics(statistics: Statistics, model: SplitModel) -> None:
     """Refuse an unknown choice, and warn of one that fails where devices hold different classes."""
     choice("statistics", statistics, get_args(Statistics))
+    if statistics == "device" and any(_is_lost(part) for piece in model.pieces for part in piece.modules()):
+        problem = "is 'device', but tracing turned the model's batch-norm into plain operations"
+        remedy = "Use 'pooled', or split the model with layers=[…] so that its modules are kept"
+        raise InvalidInput("statistics", problem, remedy)
     if statistics == "device" and mixes_samples(model.pieces):
         warnings.warn(
             "statistics='device': every device's samples are normalised by themselves in the common part too. Where "
@@ -95,9 +104,4 @@ def slice_batch_norm(module: nn.Module, slices: Slices) -> list[SlicedBatchNorm]
             if isinstance(child, _BatchNorm):
                 made.append(SlicedBatchNorm(child, slices))
                 setattr(parent, name, made[-1])
-    lost = [part for part in module.modules() if "running_mean" in part._buffers and part not in made]
-    if lost:
-        problem = "is 'device', but tracing turned the model's batch-norm into plain operations"
-        remedy = "Use 'pooled', or split the model with layers=[…] so that its modules are kept"
-        raise InvalidInput("statistics", problem, remedy)
     return made

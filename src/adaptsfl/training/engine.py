@@ -5,16 +5,14 @@ runs its own copies of layers 1..L_c, and the common layers run once on the samp
 chunks, each done with before the next begins, so memory does not grow with their number but for their own layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import islice, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from adaptsfl import checks
-from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, check_statistics, slice_batch_norm
 from adaptsfl.training.schedule import Schedule, TrainingPlan
@@ -24,9 +22,13 @@ from adaptsfl.training.settings import (
     OptimizerSettings,
     Statistics,
     check_batches,
+    check_trainable,
     device_weights,
+    present_devices,
     sample_cross_entropy,
+    shares_of,
 )
+from adaptsfl.training.snapshot import EngineState, restore_layers
 from adaptsfl.training.stack import LayerStack, Slot, mean
 
 CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
@@ -46,26 +48,6 @@ def one_after_another(devices: Sequence[Sequence[nn.Module]], inputs: Sequence[T
     return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
 
-@dataclass(frozen=True)
-class EngineState:
-    """All that an engine needs to go on as if it had never stopped, but for model, settings and data.
-
-    Attributes:
-        round: rounds done.
-        planned_at: the round after which the plan began.
-        ages: rounds since the copies of each client-specific layer were last equal.
-        steps: each layer's optimiser steps since its state was zero.
-        tensors: each layer's parameters, buffers and optimiser state; one row per device, or one while all are equal.
-    """
-
-    plan: TrainingPlan
-    round: int
-    planned_at: int
-    ages: tuple[int, ...]
-    steps: tuple[int, ...]
-    tensors: tuple[Mapping[str, Tensor], ...]
-
-
 class Engine:
     """Trains a split model with one copy of layers 1..L_c per device and one of the others.
 
@@ -77,6 +59,12 @@ class Engine:
         chunk: devices that run together; by default as many as have about 160 samples. With pooled statistics in a
             common batch-norm all devices run together, because each sample then depends on all.
         chunk_forward: how a chunk runs through the client-specific layers.
+        record_divergence: keep in `last_divergence` how far apart a layer's copies were when they were last averaged.
+            Then copies are made with I = 1 too, where the engine would do without.
+
+    Attributes:
+        present: the devices that took part in the last round; all of them, before the first.
+        last_divergence: by layer, 1..L_c; see `divergence`.
     """
 
     def __init__(
@@ -91,19 +79,19 @@ class Engine:
         device: str | torch.device = "cpu",
         chunk: int | None = None,
         chunk_forward: ChunkForward = one_after_another,
+        record_divergence: bool = False,
     ) -> None:
         plan.check(len(plan.cuts), model.layers)
+        check_trainable(model)
         check_statistics(statistics, model)
         self.model, self.settings, self.loss, self.statistics = model, optimizer, loss, statistics
         self.device, self.chunk_forward = torch.device(device), chunk_forward
         self.chunk = None if chunk is None else checks.whole_number("chunk", chunk)
         self.schedule = Schedule(plan)
-        shares = device_weights(weights, len(plan.cuts))
-        self.weights = torch.tensor(shares, dtype=torch.float64, device=self.device)
-        # The loss is scaled so that the heaviest device's own gradients come out right, with equal weights all.
-        self._scale = max(shares)
-        self._shares = shares
-        self._relative = [share / self._scale for share in shares]
+        self.weights = device_weights(weights, len(plan.cuts))
+        self.present = tuple(range(len(plan.cuts)))
+        self.record_divergence = record_divergence
+        self.last_divergence: dict[int, float] = {}
         pieces = [deepcopy(piece).to(self.device).train() for piece in model.pieces]
         self.layers = [LayerStack(piece, optimizer) for piece in pieces]
         self._boundary = -1  # own layers for which the modules below were made
@@ -112,37 +100,53 @@ class Engine:
         self._slices = Slices()
         self._sliced: list[SlicedBatchNorm] = []
 
-    def round(self, batches: Sequence[Batch]) -> Tensor:
-        """Train one round on one batch per device; return every device's loss."""
-        check_batches(batches, len(self.weights))
+    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
+        """Train one round on one batch per present device; return every present device's loss."""
+        here = present_devices(present, len(self.weights))
+        check_batches(batches, len(here))
+        self.present, shares = here, shares_of(self.weights, here)
+        # The loss is scaled so that the heaviest device's own gradients come out right, with equal weights all.
+        scale = max(shares)
         own = self._own_layers()
         self._prepare(own)
-        for layer in self.layers:
-            layer.steps += 1
         gradients: list[Tensor] = []
         losses: list[Tensor] = []
-        for devices in self._chunks(batches, own):
-            chunk_losses, found = self._train_chunk(devices, [batches[k] for k in devices], own)
+        for chunk in self._chunks(batches, own):
+            devices = [here[k] for k in chunk]
+            chunk_losses, found = self._train_chunk(devices, [batches[k] for k in chunk], shares, scale, own)
             losses.append(chunk_losses)
-            if gradients:
-                torch._foreach_add_(gradients, found)
-            else:
-                gradients = found
-        self._update_common(gradients, own)
+            add_to(gradients, found)
+        self._update_common(gradients, scale, own)
         for due in self.schedule.advance():
-            self.layers[due - 1].merge(self.weights, self.settings.at_averaging)
+            if self.record_divergence:
+                self.last_divergence[due] = self.layers[due - 1].divergence(shares)
+            self.layers[due - 1].merge(shares, self.settings.at_averaging)
         return torch.cat(losses)
 
     def change_plan(self, plan: TrainingPlan) -> None:
         """Follow another plan from the next round on, with all weights, buffers and optimiser state."""
         plan.check(len(self.weights), self.model.layers)
         self.schedule.change(plan)
+        shares = shares_of(self.weights, self.present)
         for layer in self.layers[plan.deepest :]:  # those that become common
-            layer.merge(self.weights, "average")
+            layer.merge(shares, "average")
 
     def state(self) -> dict[str, Tensor]:
-        """Return the global model: the common layers and the mean of the others, under the model's own names."""
-        return self.model.merge_state(*(layer.merged(self.weights) for layer in self.layers))
+        """Return the global model: the common layers and the mean of the others, under the model's own names.
+
+        The mean is that of the devices that took part in the last round, as if all layers were averaged now.
+        """
+        shares = shares_of(self.weights, self.present)
+        return self.model.merge_state(*(layer.merged(shares) for layer in self.layers))
+
+    def divergence(self) -> list[float]:
+        """Return how far apart the copies of each client-specific layer are: the mean of ‖w_i - w̄‖ / ‖w̄‖.
+
+        The mean and w̄ are over the devices of the last round, by their weights. Just before an averaging it is largest;
+        `record_divergence` keeps it from there.
+        """
+        shares = shares_of(self.weights, self.present)
+        return [layer.divergence(shares) for layer in self.layers[: self.schedule.plan.deepest]]
 
     def snapshot(self) -> EngineState:
         """Return a copy of what `restore` needs: an engine restored from it goes on bit for bit."""
@@ -152,71 +156,67 @@ class Engine:
             schedule.round,
             schedule.planned_at,
             tuple(schedule.ages),
-            tuple(layer.steps for layer in layers),
+            tuple(tuple(layer.steps) for layer in layers),
             tuple(layer.tensors() for layer in layers),
+            self.present,
         )
 
     def restore(self, state: EngineState) -> None:
         """Go on from a snapshot of an engine with the same model, devices and optimiser."""
         state.plan.check(len(self.weights), self.model.layers)
-        if not len(state.tensors) == len(state.steps) == len(self.layers):
-            problem = f"holds {len(state.tensors)} layers, the model has {len(self.layers)}"
-            raise InvalidInput("state", problem, "Give a snapshot of the same model")
-        for number, (layer, steps, tensors) in enumerate(zip(self.layers, state.steps, state.tensors, strict=True), 1):
-            try:
-                layer.load(tensors, len(self.weights))
-            except InvalidInput as error:
-                raise error.inside(f"layer {number}") from None
-            layer.steps = steps
+        restore_layers(self.layers, state, len(self.weights))
         self.schedule = Schedule(state.plan)
         self.schedule.round, self.schedule.planned_at = state.round, state.planned_at
-        self.schedule.ages = list(state.ages)
+        self.schedule.ages, self.present = list(state.ages), state.present
 
     def gradients(
         self, batches: Sequence[Batch], *, devices: Sequence[int] | None = None, averaged: bool = False
     ) -> list[Tensor]:
         """Return the gradient of every layer as one vector, the weighted mean over `devices` (by default all).
 
-        It is taken at every device's own copies, or with `averaged` at their mean. Nothing is changed.
+        It is taken at every device's own copies, or with `averaged` at the mean of those of the last round. Nothing is
+        changed.
         """
-        chosen = range(len(self.weights)) if devices is None else devices
-        check_batches(batches, len(chosen))
+        here = present_devices(devices, len(self.weights))
+        check_batches(batches, len(here))
+        shares, averages = shares_of(self.weights, here), shares_of(self.weights, self.present)
+        scale = max(shares)
         own = self.schedule.plan.deepest
         kept = [(layer.parameters, layer.buffers) for layer in self.layers]
         sums: list[list[Tensor]] = [[] for _ in self.layers]
-        total = sum(self._shares[k] for k in chosen)
         try:
             for layer, (parameters, buffers) in zip(self.layers, kept, strict=True):
                 layer.buffers = {name: tensor.clone() for name, tensor in buffers.items()}
                 if averaged:
-                    layer.parameters = {name: mean(tensor, self.weights) for name, tensor in parameters.items()}
-                    layer.buffers = {name: mean(tensor, self.weights) for name, tensor in layer.buffers.items()}
+                    layer.parameters = {name: mean(tensor, averages) for name, tensor in parameters.items()}
+                    layer.buffers = {name: mean(tensor, averages) for name, tensor in layer.buffers.items()}
             self._make_modules(own)
-            for part in self._chunks(batches, own):
-                here = [chosen[k] for k in part]
-                _, mine, common = self._chunk_gradients(here, [batches[k] for k in part], own)
-                shares = [self._shares[k] / total for k in here]
-                for layer, collected, summed in zip(self.layers, mine, sums, strict=False):
-                    count = len(layer.trained)
-                    for k, share in enumerate(shares):
-                        _add(summed, torch._foreach_mul(collected[k * count : (k + 1) * count], share))
-                remaining = iter(torch._foreach_mul(common, self._scale / total) if common else ())
+            for chunk in self._chunks(batches, own):
+                chosen = [here[k] for k in chunk]
+                _, mine, common = self._chunk_gradients(chosen, [batches[k] for k in chunk], shares, scale, own)
+                for layer, collected, summed in zip(self.layers[:own], mine, sums[:own], strict=True):
+                    width = len(layer.trained)
+                    for k, device in enumerate(chosen):
+                        add_to(summed, [shares[device] * tensor for tensor in collected[k * width : (k + 1) * width]])
+                remaining = iter(common)
                 for layer, summed in zip(self.layers[own:], sums[own:], strict=True):
-                    _add(summed, tuple(islice(remaining, len(layer.trained))))
+                    add_to(summed, [scale * tensor for tensor in islice(remaining, len(layer.trained))])
         finally:
             for layer, (parameters, buffers) in zip(self.layers, kept, strict=True):
                 layer.parameters, layer.buffers = parameters, buffers
-        return [torch.cat([tensor.flatten() for tensor in summed]) if summed else self.weights[:0] for summed in sums]
+        nothing = torch.zeros(0, device=self.device)
+        return [torch.cat([tensor.flatten() for tensor in summed]) if summed else nothing for summed in sums]
 
     def _own_layers(self) -> int:
         """Return how many layers need one copy per device in the next round: L_c, or none.
 
         Where all copies are equal and are averaged after the round, the mean of their updates is the update by the
-        mean gradient, if the optimiser is linear and every sample's gradient depends on that sample alone.
+        mean gradient, if the optimiser is linear and every sample's gradient depends on that sample alone. Absent
+        devices get the mean as well, so nobody needs a copy. To see how far copies part, they must be made.
         """
         plan = self.schedule.plan
         stateless = self.settings.name == "sgd" or self.settings.at_averaging != "keep"
-        if self.schedule.lone_round and self.settings.linear and stateless:
+        if self.schedule.lone_round and self.settings.linear and stateless and not self.record_divergence:
             mixed = any(layer.mixes_samples for layer in self.layers[: plan.deepest])
             return plan.deepest if mixed else 0
         return plan.deepest
@@ -258,48 +258,51 @@ class Engine:
                 layer.point(slot, device)
         return slots
 
-    def _train_chunk(self, devices: range, batches: Sequence[Batch], own: int) -> tuple[Tensor, list[Tensor]]:
-        """Update the devices' own layers; return their losses and the gradient of the common layers.
+    def _train_chunk(
+        self, devices: Sequence[int], batches: Sequence[Batch], shares: Sequence[float], scale: float, own: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Update the devices' own layers; return their losses and the common layers' gradient, over `scale`.
 
         All that the chunk's graph holds is free when this returns.
         """
-        losses, mine, common = self._chunk_gradients(devices, batches, own)
+        losses, mine, common = self._chunk_gradients(devices, batches, shares, scale, own)
         for layer, collected in zip(self.layers[:own], mine, strict=True):
             layer.update(devices, collected, self.settings.rate(common=False))
         return losses, common
 
     def _chunk_gradients(
-        self, devices: Sequence[int], batches: Sequence[Batch], own: int
+        self, devices: Sequence[int], batches: Sequence[Batch], shares: Sequence[float], scale: float, own: int
     ) -> tuple[Tensor, list[list[Tensor]], list[Tensor]]:
         """Return the devices' losses, for every own layer all devices' gradients, and the gradient of the common ones.
 
         A device's own gradients are those of its own loss; the common one is that of the sum of the losses, each times
-        the device's weight over the largest weight.
+        the device's share over `scale`.
         """
         slots = self._point(devices, own)
         sizes = [len(x) for x, _ in batches]
-        self._slices.sizes, self._slices.weights = sizes, [self._shares[k] for k in devices]
+        self._slices.sizes, self._slices.weights = sizes, [shares[k] for k in devices]
+        relative = [shares[k] / scale for k in devices]
         modules = [[slot.run for slot in row] for row in slots]
         outputs = self.chunk_forward(modules, [self._place(x) for x, _ in batches])  # (samples of the chunk, …)
         for slot in self._common_slots:
             outputs = slot.run(outputs)
         per_sample = self.loss(outputs, torch.cat([y.to(self.device, non_blocking=True) for _, y in batches]))
         means = torch.stack([part.mean() for part in per_sample.split_with_sizes(sizes)])
-        total = (means * means.new_tensor([self._relative[k] for k in devices])).sum()
+        total = (means * means.new_tensor(relative)).sum()
         # One backward pass for every device's own layers and the common ones.
         wanted = [tensor for row in [*slots, self._common_slots] for slot in row for tensor in slot.trained]
         gradients = iter(torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True))
         mine: list[list[Tensor]] = [[] for _ in range(own)]  # per layer, for all devices
-        for k, row in zip(devices, slots, strict=True):
+        for weight, row in zip(relative, slots, strict=True):
             for collected, slot in zip(mine, row, strict=True):
                 found = list(islice(gradients, len(slot.trained)))
-                collected.extend(found if self._relative[k] == 1 else torch._foreach_div(found, self._relative[k]))
+                collected.extend(found if weight == 1 else torch._foreach_div(found, weight))
         return means.detach(), mine, list(gradients)
 
-    def _update_common(self, gradients: list[Tensor], own: int) -> None:
+    def _update_common(self, gradients: list[Tensor], scale: float, own: int) -> None:
         """Step the layers of which there is one copy by the mean gradient."""
         if gradients:
-            torch._foreach_mul_(gradients, self._scale)
+            torch._foreach_mul_(gradients, scale)
         remaining = iter(gradients)
         for number, (layer, slot) in enumerate(zip(self.layers[own:], self._common_slots, strict=True), start=own + 1):
             rate = self.settings.rate(common=number > self.schedule.plan.deepest)
@@ -312,9 +315,9 @@ class Engine:
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def _add(summed: list[Tensor], more: Sequence[Tensor]) -> None:
-    """Add tensors to a running sum that is empty at first."""
-    if summed:
-        torch._foreach_add_(summed, list(more))
+def add_to(total: list[Tensor], more: Sequence[Tensor]) -> None:
+    """Add tensors to a running sum, which is empty at first."""
+    if total:
+        torch._foreach_add_(total, list(more))
     else:
-        summed.extend(more)
+        total.extend(more)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +31,14 @@ class Layer:
             parameter.grad = gradient
         self.optimizer.step()
 
-    def averaged_tensors(self, with_state: bool) -> list[Tensor]:
-        """Return the parameters, the float buffers and the optimiser's state, but for its step count, equal in all."""
-        buffers = [buffer for buffer in self.piece.buffers() if buffer.is_floating_point()]
-        states = [self.optimizer.state[parameter] for parameter in self.parameters] if with_state else []
-        return [*self.parameters, *buffers, *(state[key] for state in states for key in state if key != "step")]
+    def tensors(self) -> list[Tensor]:
+        """Return what is averaged whatever becomes of the optimiser's state: parameters and buffers."""
+        return [*self.parameters, *self.piece.buffers()]
+
+    def state_of(self, k: int) -> dict[str, Any]:
+        """Return what the optimiser keeps of the k-th parameter; nothing before its first step."""
+        state: dict[str, Any] = self.optimizer.state[self.parameters[k]]
+        return state
 
 
 def run(layers: Sequence[Layer], x: Tensor) -> Tensor:
@@ -66,13 +70,40 @@ def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor
     return torch.stack([tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]).sum(0)
 
 
+def common_value(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the mean; of counters, which only absence makes unequal, the largest."""
+    if tensors[0].is_complex():  # constants: torch has no order of them
+        return tensors[0].clone()
+    return weighted_mean(tensors, weights) if tensors[0].is_floating_point() else torch.stack([*tensors]).amax(0)
+
+
 @torch.no_grad()
-def average(copies: Sequence[Layer], weights: Sequence[float], rule: StateRule) -> None:
-    """Put the mean of one layer's copies into every one of them (line 27 and 28, what the fed server does)."""
-    for tensors in zip(*(copy.averaged_tensors(rule == "average") for copy in copies), strict=True):
-        mean = weighted_mean(tensors, weights)
-        for tensor in tensors:
+def average(copies: Sequence[Layer], shares: Sequence[float], rule: StateRule) -> None:
+    """Put the mean of one layer's copies into every one of them (line 27 and 28, what the fed server does).
+
+    The mean is over the copies with a share; a device that was absent has none, and gets the mean as the others do.
+    """
+    present, weights = zip(*((copy, share) for copy, share in zip(copies, shares, strict=True) if share), strict=True)
+    means = [common_value(tensors, weights) for tensors in zip(*(copy.tensors() for copy in present), strict=True)]
+    for copy in copies:
+        for tensor, mean in zip(copy.tensors(), means, strict=True):
             tensor.copy_(mean)
+    if rule == "average":
+        states = [
+            _mean_state([copy.state_of(k) for copy in present], weights) for k in range(len(copies[0].parameters))
+        ]
+        for copy in copies:
+            copy.optimizer.state.clear()
+            for parameter, state in zip(copy.parameters, states, strict=True):
+                copy.optimizer.state[parameter] = deepcopy(state)
     if rule == "reset":
         for copy in copies:
             copy.optimizer.state.clear()
+
+
+def _mean_state(states: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of the optimisers' states of one parameter; of Adam's step count, the largest."""
+    return {
+        key: max(state[key] for state in states) if key == "step" else weighted_mean([s[key] for s in states], weights)
+        for key in states[0]
+    }

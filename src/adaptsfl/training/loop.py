@@ -1,7 +1,7 @@
 """Rounds one after another, stopped where training makes no sense any more."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adaptsfl import checks
 from adaptsfl.errors import TrainingDiverged
-from adaptsfl.training.settings import Batch, Batches
+from adaptsfl.training.settings import Batch, Batches, present_devices
 
 EXPLODED = 1e3  # times the first round's loss: for cross-entropy far worse than guessing
 
@@ -17,8 +17,8 @@ EXPLODED = 1e3  # times the first round's loss: for cross-entropy far worse than
 class Trainer(Protocol):
     """Whatever trains round by round and can say what the global model is now."""
 
-    def round(self, batches: Sequence[Batch]) -> Tensor:
-        """Train one round; return every device's loss."""
+    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
+        """Train one round on one batch per present device; return every present device's loss."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -28,34 +28,60 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What one round gave: every device's mean loss over its batch, before the round's update."""
+    """What one round gave.
+
+    Attributes:
+        losses: every present device's mean loss over its batch, before the round's update.
+        present: the devices that took part; None where that was not asked, and all did.
+    """
 
     round: int
     losses: tuple[float, ...]
+    present: tuple[int, ...] | None = None
 
     @property
     def loss(self) -> float:
-        """The plain mean over devices."""
+        """The plain mean over the devices that took part."""
         return math.fsum(self.losses) / len(self.losses)
 
 
-def train(trainer: Trainer, batches: Batches, rounds: int, *, start: int = 1) -> Iterator[RoundRecord]:
+def train(
+    trainer: Trainer,
+    batches: Batches,
+    rounds: int,
+    *,
+    start: int = 1,
+    present: Callable[[int], Sequence[int]] | None = None,
+) -> Iterator[RoundRecord]:
     """Train rounds `start`, `start` + 1, … and yield the record of each; between two the plan may be changed.
+
+    `present` says who takes part in a round. `batches` always gives one batch per device, of which only those of the
+    present devices are taken, so a device's batches do not depend on who else was there.
 
     A loss that is not finite, or a thousand times the first round's, raises TrainingDiverged.
     """
     last = checks.whole_number("start", start) + checks.whole_number("rounds", rounds) - 1
     first: float | None = None
     for t in range(start, last + 1):
-        record = RoundRecord(t, tuple(float(loss) for loss in trainer.round(batches(t)).tolist()))
+        if present is None:
+            record = RoundRecord(t, _floats(trainer.round(batches(t))))
+        else:
+            given = batches(t)
+            here = present_devices(present(t), len(given))
+            record = RoundRecord(t, _floats(trainer.round([given[k] for k in here], here)), here)
         _check(record, first)
         first = record.loss if first is None else first
         yield record
 
 
+def _floats(losses: Tensor) -> tuple[float, ...]:
+    return tuple(float(loss) for loss in losses.tolist())
+
+
 def _check(record: RoundRecord, first: float | None) -> None:
     remedy = "Lower the learning rate, or use a model with normalisation; weights from before this round may be sound."
-    for device, loss in enumerate(record.losses):
+    devices = range(len(record.losses)) if record.present is None else record.present
+    for device, loss in zip(devices, record.losses, strict=True):
         if not math.isfinite(loss):
             raise TrainingDiverged(f"round {record.round}: the loss of device {device} is {loss}. {remedy}")
     if first is not None and record.loss > EXPLODED * max(first, 1e-3):

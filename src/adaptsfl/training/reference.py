@@ -21,8 +21,11 @@ from adaptsfl.training.settings import (
     OptimizerSettings,
     Statistics,
     check_batches,
+    check_trainable,
     device_weights,
+    present_devices,
     sample_cross_entropy,
+    shares_of,
 )
 
 
@@ -51,24 +54,25 @@ class EdgeServer:
         self.non_common: list[list[Layer]] = []
 
     def step(
-        self, sent: Sequence[Tensor], targets: Sequence[Tensor], weights: Sequence[float]
+        self, present: Sequence[int], sent: Sequence[Tensor], targets: Sequence[Tensor], weights: Sequence[float]
     ) -> tuple[list[Tensor], Tensor]:
-        """Update the server's layers; return the gradient for every device, and every device's loss."""
+        """Update the server's layers; return the gradient for every present device, and its loss."""
+        non_common = [self.non_common[k] for k in present]
         received = [activations.requires_grad_() for activations in sent]
         # 13: the predictions ŷ_i, through the device's own layers and then the common ones
-        own = [run(layers, activations) for layers, activations in zip(self.non_common, received, strict=True)]
+        own = [run(layers, activations) for layers, activations in zip(non_common, received, strict=True)]
         predictions = self.run_common(own, weights)
         # 14: the loss F_i of every device, and f, their mean
         losses = torch.stack([self.loss(p, y).mean() for p, y in zip(predictions, targets, strict=True)])
         mean = (losses * losses.new_tensor(weights)).sum()
         # Paper: the gradients of every F_i, then their mean. Here: the gradient of the mean, and what is a device's
         # own over its weight. Because: they are the same, and only this has a meaning for pooled batch-norm.
-        own_parameters = [parameter for layers in self.non_common for parameter in parameters_of(layers)]
+        own_parameters = [parameter for layers in non_common for parameter in parameters_of(layers)]
         gradients = gradients_of(mean, [*parameters_of(self.common), *own_parameters, *received])
         # 15: the common layers follow the mean gradient
         update(self.common, gradients, self.settings.rate(common=True))
         # 16: the non-common layers of a device follow its own gradient
-        for layers, weight in zip(self.non_common, weights, strict=True):
+        for layers, weight in zip(non_common, weights, strict=True):
             update(layers, gradients, self.settings.rate(common=False), weight)
         # 17: send the activations' gradients
         return [gradient / weight for gradient, weight in zip(gradients, weights, strict=True)], losses.detach()
@@ -101,30 +105,37 @@ class Reference:
         loss: Loss = sample_cross_entropy,
     ) -> None:
         plan.check(len(plan.cuts), model.layers)
+        check_trainable(model)
         check_statistics(statistics, model)
         self.model, self.settings, self.schedule = model, optimizer, Schedule(plan)
         self.weights = device_weights(weights, len(plan.cuts))
+        self.present = tuple(range(len(plan.cuts)))  # who took part in the last round; all, before the first
         # 1: w_i ← w
         self.server = EdgeServer([Layer(piece, optimizer) for piece in model.pieces], statistics, optimizer, loss)
         self.devices: list[Device] = []
         self._place([[] for _ in plan.cuts], plan)
 
-    def round(self, batches: Sequence[Batch]) -> Tensor:
-        """Train one round on one batch per device; return every device's loss."""
-        check_batches(batches, len(self.devices))
+    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
+        """Train one round on one batch per present device; return every present device's loss."""
+        # Paper: every device takes part. Here: those present, with weights that sum to 1 among them, and all the others
+        # stay as they are until they receive an average. Because: devices come and go.
+        here = present_devices(present, len(self.devices))
+        check_batches(batches, len(here))
+        self.present, shares = here, shares_of(self.weights, here)
+        devices = [self.devices[k] for k in here]
         # 7 to 10: every device runs its layers and sends activations and targets
-        sent = [device.forward(x) for device, (x, _) in zip(self.devices, batches, strict=True)]
+        sent = [device.forward(x) for device, (x, _) in zip(devices, batches, strict=True)]
         # 12 to 17: the edge server
-        gradients, losses = self.server.step(sent, [y for _, y in batches], self.weights)
+        gradients, losses = self.server.step(here, sent, [y for _, y in batches], [shares[k] for k in here])
         # 20 to 22: every device goes back through its layers
-        for device, gradient in zip(self.devices, gradients, strict=True):
+        for device, gradient in zip(devices, gradients, strict=True):
             device.backward(gradient, self.settings.rate(common=False))
         # 25: layers whose interval has passed (one interval for all layers, unless the plan says otherwise)
         due = self.schedule.advance()
         forged = self.forged()  # 26
         for layer in due:
-            # 27, 28: the mean of all copies, sent back to every copy
-            average([own[layer - 1] for own in forged], self.weights, self.settings.at_averaging)
+            # 27, 28: the mean of the present devices' copies, sent back to every copy
+            average([own[layer - 1] for own in forged], shares, self.settings.at_averaging)
         return losses
 
     def forged(self) -> list[list[Layer]]:
@@ -140,7 +151,7 @@ class Reference:
     def _place(self, forged: list[list[Layer]], plan: TrainingPlan) -> None:
         common = self.server.common
         for copies in reversed([*zip(*(own[plan.deepest :] for own in forged), strict=True)]):  # they become common
-            average(copies, self.weights, "average")
+            average(copies, shares_of(self.weights, self.present), "average")
             common = [copies[0], *common]
         more = common[: max(0, plan.deepest - len(forged[0]))]  # they become client-specific
         self.server.common = common[len(more) :]
@@ -152,6 +163,6 @@ class Reference:
         """Return the global model: the common layers and the mean of the others, under the model's own names."""
         merged = [deepcopy(list(copies)) for copies in zip(*self.forged(), strict=True)]
         for copies in merged:
-            average(copies, self.weights, "keep")
+            average(copies, shares_of(self.weights, self.present), "keep")
         layers = [*(copies[0] for copies in merged), *self.server.common]
         return self.model.merge_state(*(layer.piece.state_dict() for layer in layers))

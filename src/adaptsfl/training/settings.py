@@ -1,5 +1,6 @@
 """What a training run is told beside its plan: the optimiser, the loss, whose statistics batch-norm takes, weights."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput
-from adaptsfl.models import Optimizer
+from adaptsfl.models import Optimizer, SplitModel
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets of one device, the samples first
 Batches = Callable[[int], Sequence[Batch]]  # from the round (1, 2, …) to one batch per device
@@ -80,6 +81,12 @@ def choice(field: str, value: str, allowed: Sequence[str]) -> None:
         raise InvalidInput(field, f"is {value!r}", f"Give one of {names}")
 
 
+def check_trainable(model: SplitModel) -> None:
+    """Refuse a model of which nothing would change."""
+    if not any(parameter.requires_grad for piece in model.pieces for parameter in piece.parameters()):
+        raise InvalidInput("model", "has no parameter to train", "Set requires_grad of those that should learn")
+
+
 def device_weights(weights: Sequence[float] | None, devices: int) -> tuple[float, ...]:
     """Return how much every device counts in means, summing to 1: equally, or in proportion to `weights`."""
     if weights is None:
@@ -88,10 +95,32 @@ def device_weights(weights: Sequence[float] | None, devices: int) -> tuple[float
     return tuple(float(weight) for weight in given / given.sum())
 
 
+def present_devices(present: Sequence[int] | None, devices: int) -> tuple[int, ...]:
+    """Return who takes part: all, or those named, in rising order."""
+    if present is None:
+        return tuple(range(devices))
+    named = tuple(int(k) for k in present)
+    if not named:
+        raise InvalidInput("present", "names no device", "Let at least one take part, or leave the round out")
+    if list(named) != sorted(set(named)) or named[0] < 0 or named[-1] >= devices:
+        problem = f"is {named}"
+        raise InvalidInput("present", problem, f"Name devices from 0 to {devices - 1}, each once, in rising order")
+    return named
+
+
+def shares_of(weights: Sequence[float], present: Sequence[int]) -> tuple[float, ...]:
+    """Return how much every device counts among those present, summing to 1: nothing for those who are not."""
+    if len(present) == len(weights):
+        return tuple(weights)
+    total = math.fsum(weights[k] for k in present)
+    here = set(present)
+    return tuple(weight / total if k in here else 0.0 for k, weight in enumerate(weights))
+
+
 def check_batches(batches: Sequence[Batch], devices: int) -> None:
-    """Refuse anything but one batch of at least one sample per device, with as many targets as inputs."""
+    """Refuse anything but one batch of at least one sample per present device, with as many targets as inputs."""
     if len(batches) != devices:
-        raise InvalidInput("batches", f"has {len(batches)} entries", f"Give {devices}, one per device")
+        raise InvalidInput("batches", f"has {len(batches)} entries", f"Give {devices}, one per device that is present")
     for k, (x, y) in enumerate(batches):
         if len(x) == 0 or len(x) != len(y):
             problem = f"has {len(x)} input(s) and {len(y)} target(s)"

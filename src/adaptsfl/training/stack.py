@@ -1,5 +1,6 @@
 """All copies of one layer as stacked tensors, so that averaging them is one mean over the first axis."""
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
@@ -29,14 +30,14 @@ class LayerStack:
     copies first differ, when it is spread, and a layer that becomes common is merged.
 
     Attributes:
-        steps: the optimiser's steps since its state was zero.
+        steps: the optimiser's steps since its state was zero, of every copy, or one number while all are equal.
         mixes_samples: whether it normalises over the batch.
     """
 
     def __init__(self, piece: nn.Module, settings: OptimizerSettings) -> None:
         self.piece = piece
         self.settings = settings
-        self.steps = 0
+        self.steps = [0]
         self.mixes_samples = mixes_samples([piece])
         self.parameters = {name: _rows(tensor.detach(), 1) for name, tensor in piece.named_parameters()}
         self.buffers = {name: _rows(tensor, 1) for name, tensor in piece.named_buffers()}
@@ -53,31 +54,56 @@ class LayerStack:
                 tensor.data = rows[name][row if len(rows[name]) > 1 else 0]
 
     def update(self, rows: Sequence[int], gradients: list[Tensor], rate: float) -> None:
-        """Step the copies `rows` at once, by gradients in the order of the copies and of `trained` within each.
-
-        The caller counts `steps`, because the copies of one layer step together but not all in one call.
-        """
-        parameters = [self.parameters[name][row] for row in rows for name in self.trained]
-        state = {key: [of[name][row] for row in rows for name in self.trained] for key, of in self.state.items()}
-        step(self.settings, rate, self.steps, parameters, gradients, state)
+        """Step the copies `rows` at once, by gradients in the order of the copies and of `trained` within each."""
+        width, counts = len(self.trained), [self.steps[row] for row in rows]
+        for row in rows:
+            self.steps[row] += 1
+        for count in sorted(set(counts)):  # one, unless devices were absent
+            same = [k for k, own in enumerate(counts) if own == count]
+            chosen = [rows[k] for k in same]
+            parameters = [self.parameters[name][row] for row in chosen for name in self.trained]
+            state = {key: [of[name][row] for row in chosen for name in self.trained] for key, of in self.state.items()}
+            mine = [gradient for k in same for gradient in gradients[k * width : (k + 1) * width]]
+            step(self.settings, rate, count + 1, parameters, mine, state)
 
     def spread(self, devices: int) -> None:
         """Give every device a row of its own."""
+        if len(self.steps) != devices:
+            self.steps = self.steps * devices
         for tensors in self._groups().values():
             for name, tensor in tensors.items():
                 if len(tensor) != devices:
                     tensors[name] = _rows(tensor[0], devices)
 
-    def merge(self, weights: Tensor, rule: StateRule) -> None:
-        """Replace all copies by their weighted mean, and do to the optimiser's state what `rule` says."""
+    def merge(self, shares: Sequence[float], rule: StateRule) -> None:
+        """Replace all copies by the mean of those with a share, and do to the optimiser's state what `rule` says."""
         for tensors in (self.parameters, self.buffers, *(self.state.values() if rule == "average" else ())):
             for name, tensor in tensors.items():
-                tensors[name] = mean(tensor, weights)
+                tensors[name] = mean(tensor, shares)
+        if len(self.steps) > 1 and (rule == "average" or not self.state):
+            self.steps = [max(steps for steps, share in zip(self.steps, shares, strict=True) if share)]
         if rule == "reset":
-            self.steps = 0
+            self.steps = [0]
             for tensors in self.state.values():
                 for name, tensor in tensors.items():
                     tensors[name] = torch.zeros_like(tensor[:1])
+
+    def divergence(self, shares: Sequence[float]) -> float:
+        """Return the mean of ‖w_i - w̄‖ / ‖w̄‖ over the copies with a share, w̄ their mean; 0 if all are equal."""
+        here = [k for k, share in enumerate(shares) if share]
+        squares, length = torch.zeros(len(here), dtype=torch.float64), 0.0  # ‖w_i - w̄‖², ‖w̄‖²
+        for rows in self.parameters.values():
+            if len(rows) == 1:
+                continue
+            first = rows[here[0]].double()
+            # From the first copy, not from zero: so equal copies are apart by nothing, not by rounding.
+            off = sum((shares[k] * (rows[k] - first) for k in here), torch.zeros_like(first))
+            squares += torch.stack([(rows[k] - first - off).square().sum().cpu() for k in here])
+            length += float((first + off).square().sum())
+        apart = math.fsum(shares[k] * math.sqrt(square) for k, square in zip(here, squares.tolist(), strict=True))
+        if apart == 0:
+            return 0.0
+        return apart / math.sqrt(length) if length else math.inf
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a copy of everything the layer holds, rows first; `load` takes it back."""
@@ -100,12 +126,12 @@ class LayerStack:
                 found = given[f"{group}.{name}"]
                 tensors[name] = _rows(tensor[0], len(found)).copy_(found)
 
-    def merged(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the mean of all copies as the layer's state_dict."""
+    def merged(self, shares: Sequence[float]) -> dict[str, Tensor]:
+        """Return the mean of the copies with a share as the layer's state_dict."""
         piece = deepcopy(self.piece)
         for name, tensor in [*piece.named_parameters(), *piece.named_buffers()]:
             rows = self.parameters[name] if name in self.parameters else self.buffers[name]
-            tensor.data = mean(rows, weights)[0].clone()
+            tensor.data = mean(rows, shares)[0].clone()
         state: dict[str, Tensor] = piece.state_dict()
         return state
 
@@ -121,10 +147,18 @@ def _rows(tensor: Tensor, count: int) -> Tensor:
     return rows.copy_(row)
 
 
-def mean(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean of the rows as one row; counters, equal in all, are taken from the first."""
+def mean(rows: Tensor, shares: Sequence[float]) -> Tensor:
+    """Return the mean of the rows with a share as one row; of counters, which only absence makes unequal, the largest.
+
+    Rows without a share are left out rather than multiplied by zero, so that nothing in them can do harm.
+    """
     if len(rows) == 1:
         return rows
+    here = [k for k, share in enumerate(shares) if share]
+    if len(here) < len(rows):
+        rows = rows[here]
+    if rows.is_complex():  # constants: torch has no order of them
+        return _rows(rows[0], 1)
     if not rows.is_floating_point():
-        return rows[:1].clone()
-    return _rows(torch.tensordot(weights.to(rows.dtype), rows, 1), 1)
+        return _rows(rows.amax(0), 1)
+    return _rows(torch.tensordot(rows.new_tensor([shares[k] for k in here]), rows, 1), 1)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.schedule import TrainingPlan
 from adaptsfl.training.settings import (
@@ -26,9 +27,13 @@ from adaptsfl.training.settings import (
     Loss,
     OptimizerSettings,
     check_batches,
+    check_trainable,
     device_weights,
+    present_devices,
     sample_cross_entropy,
+    shares_of,
 )
+from adaptsfl.training.snapshot import EngineState, restore_layers
 from adaptsfl.training.stack import LayerStack, Slot
 
 
@@ -68,38 +73,64 @@ class Sequential:
         self.interval = None if interval is None else checks.whole_number("interval", interval)
         self.model, self.settings, self.loss, self.relayed, self.seed = model, optimizer, loss, relayed, seed
         self.device = torch.device(device)
-        shares = device_weights(weights, checks.whole_number("devices", devices))
-        self.weights = torch.tensor(shares, dtype=torch.float64, device=self.device)
+        check_trainable(model)
+        self.weights = device_weights(weights, checks.whole_number("devices", devices))
+        self.present = tuple(range(devices))  # who took part in the last round; all, before the first
         pieces = [deepcopy(piece).to(self.device).train() for piece in model.pieces]
         self.layers = [LayerStack(piece, optimizer) for piece in pieces]
         self._slots = [Slot(piece) for piece in deepcopy(pieces)]
         self.rounds = 0
 
-    def round(self, batches: Sequence[Batch]) -> Tensor:
-        """Train on every device's batch in turn; return every device's loss, in the order of the devices."""
+    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
+        """Train on every present device's batch in turn; return their losses, in the order of the devices."""
         devices = len(self.weights)
-        check_batches(batches, devices)
+        here = present_devices(present, devices)
+        check_batches(batches, len(here))
+        self.present = here
         self.rounds += 1
         for layer in [] if self.relayed else self.layers[: self.cut]:
             layer.spread(devices)
-            layer.steps += 1
-        losses = torch.zeros(devices, device=self.device)
-        for k in self.order(self.rounds):
-            losses[k] = self._turn(k, batches[k])
+        given = dict(zip(here, batches, strict=True))
+        losses = {k: self._turn(k, given[k]) for k in self.order(self.rounds) if k in given}
         if not self.relayed and self.interval is not None and self.rounds % self.interval == 0:
             for layer in self.layers[: self.cut]:
-                layer.merge(self.weights, self.settings.at_averaging)
-        return losses
+                layer.merge(shares_of(self.weights, here), self.settings.at_averaging)
+        return torch.stack([losses[k] for k in here])
 
     def order(self, t: int) -> list[int]:
-        """Return the devices in the order of round `t`."""
+        """Return the devices in the order of round `t`; those that are absent are left out of it."""
         if self.relayed:
             return list(range(len(self.weights)))
         return [int(k) for k in np.random.default_rng([self.seed, t]).permutation(len(self.weights))]
 
     def state(self) -> dict[str, Tensor]:
         """Return the global model: the server's layers and the mean of the clients', under the model's own names."""
-        return self.model.merge_state(*(layer.merged(self.weights) for layer in self.layers))
+        shares = shares_of(self.weights, self.present)
+        return self.model.merge_state(*(layer.merged(shares) for layer in self.layers))
+
+    def snapshot(self) -> EngineState:
+        """Return a copy of what `restore` needs, in the form of an engine whose devices all cut at the same layer."""
+        since = 0 if self.relayed else self.rounds % self.interval if self.interval else self.rounds
+        return EngineState(
+            self._plan(),
+            self.rounds,
+            0,
+            (since,) * self.cut,
+            tuple(tuple(layer.steps) for layer in self.layers),
+            tuple(layer.tensors() for layer in self.layers),
+            self.present,
+        )
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot of the same way of training, with the same model, devices and optimiser."""
+        if state.plan != self._plan():
+            problem = f"is {state.plan}, this trainer's is {self._plan()}"
+            raise InvalidInput("state.plan", problem, "Give a snapshot of a trainer with the same cut and interval")
+        restore_layers(self.layers, state, len(self.weights))
+        self.rounds, self.present = state.round, state.present
+
+    def _plan(self) -> TrainingPlan:
+        return TrainingPlan((self.cut,) * len(self.weights), None if self.relayed else self.interval)
 
     def _turn(self, device: int, batch: Batch) -> Tensor:
         """Train on one device's batch: its client layers and the server's."""
@@ -113,7 +144,6 @@ class Sequential:
         wanted = [tensor for slot in self._slots for tensor in slot.trained]
         gradients = list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
         for number, (layer, row) in enumerate(zip(self.layers, rows, strict=True), start=1):
-            layer.steps += number > own
             mine, gradients = gradients[: len(layer.trained)], gradients[len(layer.trained) :]
             layer.update([row], mine, self.settings.rate(common=number > self.cut))
         return loss.detach()

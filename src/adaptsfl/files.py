@@ -1,0 +1,48 @@
+"""Files that are written whole or not at all, whatever happens while they are written."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+TEMPORARY = ".unfinished-"  # what the names of files begin with while they are written
+
+
+def replace_file(place: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a file beside `place`, then rename it: readers see the old file or the new one, never a part.
+
+    What was written is on the disk before it gets its name, and the name is before this returns, so that order
+    survives a loss of power too.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{place.stem[:100]}-", dir=place.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        _synchronise(temporary)
+        os.replace(temporary, place)
+        if os.name == "posix":  # elsewhere a folder cannot be opened
+            _synchronise(place.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_tensors(place: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Write one safetensors file at exactly this place; a full disk is an OSError, as everywhere else."""
+    try:
+        save_file(dict(tensors), place, dict(about) if about else None)
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise OSError(str(error)) from error
+
+
+def _synchronise(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

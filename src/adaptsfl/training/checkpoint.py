@@ -1,0 +1,284 @@
+"""A training run kept on disk: one safetensors file for all tensors, and one JSON manifest that names it.
+
+The pair changes at one instant. The tensors are written first, under a name that was never used; then the manifest
+takes the place of the older one; then the older tensors are removed. Whatever stops the program on the way, there is a
+manifest, and the tensors that it names are whole. A folder belongs to one run at a time.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
+from adaptsfl.files import TEMPORARY, replace_file, write_tensors
+from adaptsfl.training.schedule import TrainingPlan
+from adaptsfl.training.snapshot import EngineState
+
+FORMAT = "adaptsfl-checkpoint-1"  # another number where older files cannot be read any more
+MANIFEST = "checkpoint.json"
+ANEW = "Begin the run anew in an empty folder, or restore the folder from a copy"
+
+
+class Resumable(Protocol):
+    """Whatever can be stopped and go on: the engine, and the trainers beside it."""
+
+    def snapshot(self) -> EngineState:
+        """Return a copy of everything that training changes."""
+        ...
+
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a folder held.
+
+    Attributes:
+        state: for `restore` of a trainer with the same model, devices and settings.
+        extra, tensors: what the caller of `save_checkpoint` added.
+        random: the states of torch's generators, from which dropout draws.
+    """
+
+    state: EngineState
+    extra: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    random: Mapping[str, Tensor]
+
+    def resume(self, trainer: Resumable) -> None:
+        """Put trainer and random generators where they were: the next round is the one that would have come."""
+        trainer.restore(self.state)
+        torch.set_rng_state(self.random["cpu"])
+        for name, state in self.random.items():
+            if name != "cpu" and int(name) < torch.cuda.device_count():
+                torch.cuda.set_rng_state(state, int(name))
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a checkpoint was ever written into `folder`, sound or not."""
+    return (folder / MANIFEST).is_file()
+
+
+def save_checkpoint(
+    folder: Path,
+    state: EngineState,
+    *,
+    extra: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write everything that `load_checkpoint` gives back, in place of the folder's older checkpoint.
+
+    Weights that are not finite are refused, so that the older checkpoint outlives a run that diverges.
+
+    Args:
+        extra: data of the caller's own, as JSON can hold it; floats come back exactly, infinite ones and NaN too.
+        identity: describes the run to which the checkpoint belongs; `load_checkpoint` compares it.
+        tensors: of the caller's own.
+    """
+    _check_finite(state)
+    kept = _tensors(state, tensors or {})
+    content = {"identity": _plain("identity", identity), "state": _state(state), "extra": _plain("extra", extra)}
+    place = folder / f"checkpoint-{state.round}-{secrets.token_hex(6)}.safetensors"
+    try:
+        replace_file(place, lambda path: write_tensors(path, kept))
+        content["tensors"] = {"file": place.name, "sha256": _sha256(place)}
+        manifest = {"format": FORMAT, "sha256": _sha256_of(content), "content": content}
+        replace_file(folder / MANIFEST, lambda path: path.write_text(json.dumps(manifest)))
+    except OSError as error:
+        kept_one = "; the older checkpoint is still there" if has_checkpoint(folder) else ""
+        remedy = f"Free some space, or give a folder that can be written{kept_one}."
+        raise NotWritten(f"{folder}: the checkpoint cannot be written ({_reason(error)}). {remedy}") from error
+    finally:
+        _tidy(folder)
+
+
+def load_checkpoint(folder: Path, *, identity: Mapping[str, Any]) -> Checkpoint:
+    """Return the folder's checkpoint, if it is sound and belongs to the run that `identity` describes."""
+    content = _read_manifest(folder / MANIFEST)
+    try:
+        _check_identity(content["identity"], _plain("identity", identity), folder / MANIFEST)
+        found = _read_tensors(folder / Path(content["tensors"]["file"]).name, content["tensors"]["sha256"])
+        state = _state_from(content["state"], found)
+        return Checkpoint(state, content["extra"], _group(found, "extra"), _group(found, "random"))
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"lacks what a checkpoint holds ({type(error).__name__}: {error})"
+        raise InvalidInput("checkpoint", problem, ANEW, source=str(folder / MANIFEST)) from error
+
+
+def _tensors(state: EngineState, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return all tensors of a checkpoint under one name each, in plain memory."""
+    random = {"random.cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        random |= {f"random.{k}": generator for k, generator in enumerate(torch.cuda.get_rng_state_all())}
+    layers = {
+        f"layer.{number}.{name}": tensor.cpu().contiguous()
+        for number, layer in enumerate(state.tensors, start=1)
+        for name, tensor in layer.items()
+    }
+    # safetensors refuses tensors that share memory, as the caller's own may.
+    own = {f"extra.{name}": value.detach().cpu().contiguous().clone() for name, value in extra.items()}
+    return {**random, **layers, **own}
+
+
+def _state(state: EngineState) -> dict[str, Any]:
+    plan = state.plan
+    return {
+        "cuts": plan.cuts,
+        "interval": plan.interval,
+        "layer_intervals": {str(layer): interval for layer, interval in plan.layer_intervals.items()},
+        "round": state.round,
+        "planned_at": state.planned_at,
+        "ages": state.ages,
+        "steps": state.steps,
+        "present": state.present,
+    }
+
+
+def _state_from(data: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> EngineState:
+    intervals = {int(layer): interval for layer, interval in data["layer_intervals"].items()}
+    return EngineState(
+        TrainingPlan(tuple(data["cuts"]), data["interval"], intervals),
+        data["round"],
+        data["planned_at"],
+        tuple(data["ages"]),
+        tuple(tuple(steps) for steps in data["steps"]),
+        tuple(_group(tensors, f"layer.{number}") for number in range(1, len(data["steps"]) + 1)),
+        tuple(data["present"]),
+    )
+
+
+def _group(tensors: Mapping[str, Tensor], group: str) -> dict[str, Tensor]:
+    prefix = f"{group}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _check_finite(state: EngineState) -> None:
+    """Refuse weights that are no numbers: a round's loss is that before its update, so it does not show them."""
+    for number, layer in enumerate(state.tensors, start=1):
+        for name, tensor in layer.items():
+            # Parameters only: a buffer may hold infinities on purpose, as masks of attention do.
+            if name.startswith("parameters.") and not torch.isfinite(tensor).all():
+                where = f"round {state.round}: {name.removeprefix('parameters.')} of layer {number}"
+                remedy = "Lower the learning rate, or use a model with normalisation"
+                raise TrainingDiverged(f"{where} has weights that are not finite. {remedy}. No checkpoint was written.")
+
+
+def _plain(field: str, value: Any) -> Any:
+    """Return `value` as JSON gives it back, or say which part of it JSON cannot hold."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InvalidInput(field, f"has the key {key!r}", "Give texts as keys: JSON has no others")
+        return {key: _plain(f"{field}.{key}", part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(f"{field}[{k}]", part) for k, part in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    remedy = "Give numbers, texts, lists and mappings of them; tensors go into `tensors`"
+    raise InvalidInput(field, f"is a {type(value).__name__}", remedy)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    source = str(path)
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        remedy = "Give the folder of a run that wrote one, or begin anew"
+        raise InvalidInput("checkpoint", "there is none here", remedy, source=source) from None
+    except OSError as error:
+        raise InvalidInput("checkpoint", f"cannot be read ({_reason(error)})", ANEW, source=source) from error
+    except ValueError as error:
+        raise InvalidInput("checkpoint", f"is damaged: not valid JSON ({error})", ANEW, source=source) from None
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if not str(version).startswith("adaptsfl-checkpoint-"):
+        remedy = "Give the folder of a training run"
+        raise InvalidInput("checkpoint", "is a file of another program", remedy, source=source)
+    if version != FORMAT:
+        remedy = "Go on with the version of AdaptSFL that wrote it, or begin anew"
+        raise InvalidInput("format", f"is {version!r}, this version reads {FORMAT!r}", remedy, source=source)
+    content: dict[str, Any] = manifest.get("content")
+    if _sha256_of(content) != manifest.get("sha256"):
+        raise InvalidInput("checkpoint", "is damaged: its checksum is another", ANEW, source=source)
+    return content
+
+
+def _read_tensors(path: Path, checksum: str) -> dict[str, Tensor]:
+    source = str(path)
+    try:
+        found = _sha256(path)
+        if found != checksum:
+            raise InvalidInput("checkpoint", "is damaged: its checksum is another", ANEW, source=source)
+        return load_file(path)
+    except FileNotFoundError:
+        problem = f"is gone, but {MANIFEST} names it"
+        raise InvalidInput("checkpoint", problem, ANEW, source=source) from None
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput("checkpoint", f"cannot be read ({_reason(error)})", ANEW, source=source) from error
+
+
+def _differences(field: str, stored: Any, given: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield where two identities differ, by their keys down to a single value, and both values there."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        for key in {**stored, **given}:
+            if key in stored and key in given:
+                yield from _differences(f"{field}.{key}", stored[key], given[key])
+            else:
+                was, now = (_shown(side[key]) if key in side else "absent" for side in (stored, given))
+                yield f"{field}.{key}", was, now
+    elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given):
+        for k, (old, new) in enumerate(zip(stored, given, strict=True)):
+            yield from _differences(f"{field}[{k}]", old, new)
+    elif json.dumps(stored) != json.dumps(given):  # by text, so that NaN is equal to itself
+        yield field, _shown(stored), _shown(given)
+
+
+def _check_identity(stored: Any, given: Any, source: Path) -> None:
+    """Refuse a checkpoint of another run."""
+    for field, was, now in _differences("identity", stored, given):
+        remedy = "Go on with the same settings, or begin anew in another folder"
+        raise InvalidInput(field, f"was {was} when the checkpoint was made, is {now} now", remedy, source=str(source))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _tidy(folder: Path) -> None:
+    """Remove tensors that no manifest names, and what a killed program left half written."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # rather keep too much than stop training
+        path = folder / MANIFEST
+        used = json.loads(path.read_bytes())["content"]["tensors"]["file"] if path.exists() else None
+        for file in _ours(folder):
+            if file.name != used:
+                file.unlink(missing_ok=True)
+
+
+def _ours(folder: Path) -> Iterator[Path]:
+    yield from folder.glob("checkpoint-*.safetensors")
+    yield from folder.glob(f"{TEMPORARY}checkpoint*")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_of(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,50 @@
+"""All that training changes, as one value: what is kept to go on later."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from adaptsfl.errors import InvalidInput
+from adaptsfl.training.schedule import TrainingPlan
+from adaptsfl.training.settings import present_devices
+from adaptsfl.training.stack import LayerStack
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """All that a trainer needs to go on as if it had never stopped, but for model, settings and data.
+
+    Attributes:
+        round: rounds done.
+        planned_at: the round after which the plan began.
+        ages: rounds since the copies of each client-specific layer were last equal.
+        steps: each layer's optimiser steps since its state was zero; one per device, or one while all are equal.
+        tensors: each layer's parameters, buffers and optimiser state; one row per device, or one while all are equal.
+        present: the devices that took part in the last round.
+    """
+
+    plan: TrainingPlan
+    round: int
+    planned_at: int
+    ages: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
+    tensors: tuple[Mapping[str, Tensor], ...]
+    present: tuple[int, ...]
+
+
+def restore_layers(layers: Sequence[LayerStack], state: EngineState, devices: int) -> None:
+    """Give every layer what it held when the snapshot was made."""
+    if not len(state.tensors) == len(state.steps) == len(layers):
+        problem = f"holds {len(state.tensors)} layers, the model has {len(layers)}"
+        raise InvalidInput("state", problem, "Give a snapshot of the same model")
+    for number, steps in enumerate(state.steps, start=1):
+        if len(steps) not in (1, devices):
+            raise InvalidInput(f"layer {number}.steps", f"has {len(steps)} entries", f"Give 1 or {devices}")
+    present_devices(state.present, devices)
+    for number, (layer, steps, tensors) in enumerate(zip(layers, state.steps, state.tensors, strict=True), start=1):
+        try:
+            layer.load(tensors, devices)
+        except InvalidInput as error:
+            raise error.inside(f"layer {number}") from None
+        layer.steps = list(steps)
