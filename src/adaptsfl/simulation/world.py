@@ -89,7 +89,8 @@ class World:
     def batches(self, round_: int, present: Sequence[int] | None = None) -> list[Batch]:
         """Return one mini-batch per present device for round 1, 2, …."""
         batch = self.data.batches.at(round_ - 1, present)
-        return list(zip(batch.inputs.split(self.batch_size), batch.labels.split(self.batch_size), strict=True))
+        inputs, labels = (torch.split(tensor, self.batch_size) for tensor in (batch.inputs, batch.labels))
+        return list(zip(inputs, labels, strict=True))
 
     @cached_property
     def learning_identity(self) -> str:
@@ -198,5 +199,5 @@ def check_inputs(example: Tensor, data: PreparedData) -> None:
     """Refuse samples of another shape than the model takes."""
     expected, found = tuple(example.shape[1:]), tuple(data.dataset.train.inputs.shape[1:])
     if expected != found:
-        problem = f"{data.dataset.name} has samples of shape {found}, the model takes {expected}"
+        problem = f"has samples of shape {found}, the model takes {expected}"
         raise InvalidInput("data", problem, "Give data that fit the model, or another model")

@@ -7,17 +7,18 @@ Two measurements, both of which leave the engine as it was:
 - `measure_constants`: the paper's β, G_j², σ_j², which need every device's gradient by itself.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from adaptsfl.checks import FloatArray
+from adaptsfl.convergence import Constants
 from adaptsfl.errors import InvalidInput
 from adaptsfl.training.engine import Engine
-from adaptsfl.training.settings import Batch
+from adaptsfl.training.settings import Batch, present_devices, shares_of
 from adaptsfl.training.stack import mean
 
 # Rounds of training that one `measure_drift` takes: a gradient at the copies and one at their mean.
@@ -55,26 +56,30 @@ class DriftSample:
         return float(self.lost.sum()) / total if total > 0 else None
 
 
-def measure_drift(engine: Engine, batches: Sequence[Batch]) -> DriftSample:
-    """Measure how far the copies' drift has bent the common gradient, on one mini-batch per device."""
-    devices = range(len(batches))
-    halves = [_part(batches, 2, k) for k in range(2)]
-    at_copies = [engine.gradients(half) for half in halves]
+def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None) -> DriftSample:
+    """Measure how far the copies' drift has bent the common gradient, on one mini-batch per present device."""
+    devices = present_devices(present, len(engine.weights))
+    halves = [_half(batches, k) for k in range(2)]
+    at_copies = [engine.gradients(half, devices=devices) for half in halves]
     # At the mean also by two groups of devices, whose difference tells how far the devices' gradients spread.
-    groups = [devices] if len(batches) == 1 else [devices[0::2], devices[1::2]]
-    shares = [sum(engine.weights[list(group)].tolist()) for group in groups]
+    groups = [range(len(devices))[k::2] for k in range(min(2, len(devices)))]
+    shares = shares_of(engine.weights, devices)
+    weights = [sum(shares[devices[k]] for k in group) for group in groups]
     by_group = [
-        [engine.gradients([half[k] for k in group], devices=group, averaged=True) for group in groups]
+        [
+            engine.gradients([half[k] for k in group], devices=[devices[k] for k in group], averaged=True)
+            for group in groups
+        ]
         for half in halves
     ]
-    at_mean = [_weighted(gradients, shares) for gradients in by_group]
-    bent = [_minus(mean_, copies) for mean_, copies in zip(at_mean, at_copies, strict=True)]
+    at_mean = [_weighted(gradients, weights) for gradients in by_group]
+    bent = [_minus(straight, copies) for straight, copies in zip(at_mean, at_copies, strict=True)]
     spread = np.zeros(len(engine.layers))
     if len(groups) == 2:
         first, second = (_weighted([half[k] for half in by_group], [0.5, 0.5]) for k in range(2))
         apart = _minus(first, second)
         # The difference of two means over N/2 devices each has 4/N times the variance of one device's gradient.
-        spread = _products(apart, apart) * len(batches) / 4
+        spread = _products(apart, apart) * len(devices) / 4
     return DriftSample(
         age=max(engine.schedule.ages, default=0),
         deepest=engine.schedule.plan.deepest,
@@ -91,63 +96,104 @@ class ConstantsSample:
 
     Attributes:
         smoothness: β, the mean over devices of ‖∇F_i(w_i) − ∇F_i(w̄)‖ / ‖w_i − w̄‖; None where the copies are equal.
+        devices: who measured.
         squared_norms: ‖∇_j F_i‖², shape (devices, layers).
         variance: σ_j² of a mini-batch gradient, the mean over devices of ‖g_j^a − g_j^b‖²/4 for its halves a and b.
-        loss: f(w̄) on the mini-batches.
     """
 
     smoothness: float | None
+    devices: tuple[int, ...]
     squared_norms: FloatArray
     variance: FloatArray
 
 
-def measure_constants(engine: Engine, batches: Sequence[Batch]) -> ConstantsSample:
-    """Measure β, G_j² and σ_j² on one mini-batch per device; costs about four rounds."""
-    halves = [_part(batches, 2, k) for k in range(2)]
+def measure_constants(
+    engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None
+) -> ConstantsSample:
+    """Measure β, G_j² and σ_j² on one mini-batch per present device; costs about four rounds."""
+    halves = [_half(batches, k) for k in range(2)]
+    devices = present_devices(present, len(engine.weights))
+    distances = _distances(engine)
     norms, variances, ratios = [], [], []
-    for k, distance in enumerate(_distances(engine)):
-        at_copy = [engine.gradients([half[k]], devices=[k]) for half in halves]
+    for k, device in enumerate(devices):
+        at_copy = [engine.gradients([half[k]], devices=[device]) for half in halves]
         whole = _weighted(at_copy, [0.5, 0.5])
         apart = _minus(*at_copy)
         norms.append(_products(whole, whole))
         variances.append(_products(apart, apart) / 4)
-        if distance >= SMALLEST_DISTANCE:
-            at_mean = [engine.gradients([half[k]], devices=[k], averaged=True) for half in halves]
+        if distances[device] >= SMALLEST_DISTANCE:
+            at_mean = [engine.gradients([half[k]], devices=[device], averaged=True) for half in halves]
             change = _minus(whole, _weighted(at_mean, [0.5, 0.5]))
-            ratios.append(float(np.sqrt(_products(change, change).sum())) / distance)
+            ratios.append(_length(change) / distances[device])
     smoothness = sum(ratios) / len(ratios) if ratios else None
-    return ConstantsSample(smoothness, np.array(norms), np.mean(variances, axis=0))
+    return ConstantsSample(smoothness, devices, np.array(norms), np.mean(variances, axis=0))
 
 
 class SmoothnessProbe:
-    """β where copies never differ (I = 1): two consecutive global iterates on one held mini-batch."""
+    """β where copies never differ (I = 1): two global iterates on one held mini-batch per device."""
 
-    def __init__(self, engine: Engine, batches: Sequence[Batch]) -> None:
-        self.batches = batches
+    def __init__(self, engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None) -> None:
+        self.batches, self.present = batches, present
         self.weights = _global_weights(engine)
-        self.gradients = engine.gradients(batches, averaged=True)
+        self.gradients = engine.gradients(batches, devices=present, averaged=True)
 
     def measure(self, engine: Engine) -> float | None:
         """Return ‖∇f(w') − ∇f(w)‖ / ‖w' − w‖ between now and when the probe was made; None if nothing moved."""
-        moved = _minus(_global_weights(engine), self.weights)
-        distance = float(np.sqrt(_products(moved, moved).sum()))
+        distance = _length(_minus(_global_weights(engine), self.weights))
         if distance < SMALLEST_DISTANCE:
             return None
-        change = _minus(engine.gradients(self.batches, averaged=True), self.gradients)
-        return float(np.sqrt(_products(change, change).sum())) / distance
+        now = engine.gradients(self.batches, devices=self.present, averaged=True)
+        return _length(_minus(now, self.gradients)) / distance
 
 
-def _part(batches: Sequence[Batch], parts: int, number: int) -> list[Batch]:
-    """Return every `parts`-th sample of every mini-batch, from `number` on."""
+@dataclass(frozen=True)
+class MovingConstants:
+    """β, G_j², σ_j² smoothed over measurements: each new one counts half.
+
+    Attributes:
+        squared_norms: by device, moving averages of ‖∇_j F_i‖²; G_j² is the largest over devices.
+    """
+
+    smoothness: float | None = None
+    squared_norms: Mapping[int, FloatArray] = field(default_factory=dict)
+    variance: FloatArray | None = None
+
+    def with_sample(self, sample: ConstantsSample) -> "MovingConstants":
+        """Return the averages with one more measurement."""
+        norms = dict(self.squared_norms)
+        for device, row in zip(sample.devices, sample.squared_norms, strict=True):
+            norms[device] = (norms[device] + row) / 2 if device in norms else row
+        smoothness = self.smoothness
+        if sample.smoothness is not None:
+            smoothness = sample.smoothness if smoothness is None else (smoothness + sample.smoothness) / 2
+        variance = sample.variance if self.variance is None else (self.variance + sample.variance) / 2
+        return MovingConstants(smoothness, norms, variance)
+
+    def constants(self, *, initial_gap: float, target: float) -> Constants | None:
+        """Return the paper's constants; None until all of them were measured."""
+        if self.smoothness is None or self.variance is None or not self.squared_norms:
+            return None
+        moment = np.max(list(self.squared_norms.values()), axis=0)
+        return Constants(self.smoothness, moment, self.variance, initial_gap, target)
+
+
+def _half(batches: Sequence[Batch], number: int) -> list[Batch]:
+    """Return every other sample of every mini-batch, from `number` on."""
     for k, (x, _) in enumerate(batches):
-        if len(x) < parts:
-            raise InvalidInput(f"batches[{k}]", f"has {len(x)} sample(s)", "Estimates need mini-batches of at least 2")
-    return [(x[number::parts], y[number::parts]) for x, y in batches]
+        if len(x) < 2:
+            remedy = "Estimates compare two halves of a mini-batch: raise training.batch_size"
+            raise InvalidInput(f"batches[{k}]", f"has {len(x)} sample", remedy)
+    return [(x[number::2], y[number::2]) for x, y in batches]
 
 
 def _products(a: Sequence[Tensor], b: Sequence[Tensor]) -> FloatArray:
     """Return ⟨a_j, b_j⟩ for every layer j, summed in double precision."""
     return np.array([float(torch.dot(x.double(), y.double())) for x, y in zip(a, b, strict=True)])
+
+
+def _length(vector: Sequence[Tensor]) -> float:
+    """Return ‖a‖ over all layers."""
+    return float(np.sqrt(_products(vector, vector).sum()))
 
 
 def _minus(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
@@ -164,19 +210,22 @@ def _weighted(vectors: Sequence[Sequence[Tensor]], weights: Sequence[float]) -> 
 
 def _distances(engine: Engine) -> list[float]:
     """Return ‖w_i − w̄‖ of every device, over the client-specific layers."""
+    shares = shares_of(engine.weights, engine.present)
     squares = torch.zeros(len(engine.weights), dtype=torch.float64)
     for layer in engine.layers[: engine.schedule.plan.deepest]:
         for name in layer.trained:
             rows = layer.parameters[name]
             if len(rows) > 1:
-                squares += (rows - mean(rows, engine.weights)).double().square().flatten(1).sum(1).cpu()
+                squares += (rows - mean(rows, shares)).double().square().flatten(1).sum(1).cpu()
     return [float(square) for square in squares.sqrt()]
 
 
 def _global_weights(engine: Engine) -> list[Tensor]:
+    shares = shares_of(engine.weights, engine.present)
+    nothing = torch.zeros(0, device=engine.device)
     return [
-        torch.cat([mean(layer.parameters[name], engine.weights)[0].flatten() for name in layer.trained])
+        torch.cat([mean(layer.parameters[name], shares)[0].flatten() for name in layer.trained])
         if layer.trained
-        else engine.weights[:0]
+        else nothing
         for layer in engine.layers
     ]

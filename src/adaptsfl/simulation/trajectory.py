@@ -1,0 +1,249 @@
+"""What is learned, apart from how long it takes: trained once per schedule, and looked up wherever it recurs.
+
+Weights depend on the schedule alone: intervals, L_c, and who was there. Where a layer below L_c runs changes only the
+clock. So a run asks for one step of its schedule after another, each named by all the steps before it. A step that
+was taken before, in this run before it was interrupted, or under another fleet, is not trained again.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from adaptsfl.errors import InvalidInput, TrainingDiverged
+from adaptsfl.policies.policy import Trainer
+from adaptsfl.simulation.world import World
+from adaptsfl.training import Engine, Sequential, TrainingPlan
+from adaptsfl.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from adaptsfl.training.estimate import (
+    ConstantsSample,
+    DriftSample,
+    SmoothnessProbe,
+    measure_constants,
+    measure_drift,
+)
+from adaptsfl.training.loop import EXPLODED, check_loss
+
+Measurement = Literal["drift", "constants"]
+Present = tuple[tuple[int, ...], ...]  # the devices in every round of a step
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some rounds under one plan, as far as learning is concerned.
+
+    Attributes:
+        deepest: L_c.
+        layer_intervals: (layer, its interval), for layers with an interval of their own.
+        present: who took part, round by round; None if everybody did.
+        measure: what to measure at the start of the last round, when the copies have drifted longest.
+        evaluate_last: whether to evaluate after the last round, whatever its number.
+    """
+
+    rounds: int
+    interval: int | None
+    deepest: int
+    layer_intervals: tuple[tuple[int, int], ...] = ()
+    present: Present | None = None
+    measure: Measurement | None = None
+    evaluate_last: bool = False
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a step gave.
+
+    Attributes:
+        losses: the mean training loss of every round.
+        evaluations: (round, accuracy, loss) on the test samples.
+        divergence: ‖w_i − w̄‖/‖w̄‖ of every client-specific layer before it was last averaged.
+        drift, constants: what was measured.
+    """
+
+    losses: tuple[float, ...]
+    evaluations: tuple[tuple[int, float, float], ...]
+    divergence: tuple[float, ...] = ()
+    drift: DriftSample | None = None
+    constants: ConstantsSample | None = None
+
+
+class Store:
+    """Steps that were taken, by name, in a file that any number of runs may add to."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
+        self.steps: dict[str, Learned] = {}
+        if file is not None and file.exists():
+            for line in file.read_text().splitlines():
+                try:
+                    entry = json.loads(line)
+                    self.steps[entry["key"]] = _from_data(entry["learned"])
+                except (ValueError, KeyError, TypeError):
+                    continue  # torn by a crash while it was written: taken again
+
+    def add(self, key: str, learned: Learned) -> None:
+        """Keep a step, in memory and in the file."""
+        self.steps[key] = learned
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a") as file:
+                file.write(json.dumps({"key": key, "learned": _to_data(learned)}) + "\n")
+
+
+class Trajectory:
+    """One run's way through weights: `advance` gives every step's outcome, trained only where nobody was before.
+
+    Args:
+        trainer: who trains.
+        store: steps taken before.
+        folder: where checkpoints go; none are written without it.
+        on_round: called after every round that is trained, with its number and loss.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        trainer: Trainer,
+        store: Store,
+        *,
+        folder: Path | None = None,
+        on_round: Callable[[int, float], None] = lambda _round, _loss: None,
+    ) -> None:
+        self.world, self.trainer, self.store, self.folder, self.on_round = world, trainer, store, folder, on_round
+        self.key = sha256(f"{world.learning_identity} {trainer}".encode()).hexdigest()[:32]
+        self.round = 0
+        self._waiting: list[tuple[str, Step]] = []  # steps that the store knew, not trained here
+        self._trained_key, self._trained_round, self._saved_round = self.key, 0, 0
+        self._first_loss: float | None = None
+        self._made: Engine | Sequential | None = None
+
+    def advance(self, step: Step) -> Learned:
+        """Go one step further."""
+        key = sha256(f"{self.key} {json.dumps(asdict(step))}".encode()).hexdigest()[:32]
+        known = self.store.steps.get(key)
+        if known is None:
+            self._catch_up()
+            known = self._train(step)
+            self.store.add(key, known)
+            self._trained_key = key
+            self.key = key
+            if self._trained_round - self._saved_round >= self.world.run.checkpoint_every:
+                self.save()
+        else:
+            self._waiting.append((key, step))
+        self.key, self.round = key, self.round + step.rounds
+        return known
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the global model as it is now."""
+        self._catch_up()
+        assert self._made is not None
+        return self._made.state()
+
+    def save(self) -> None:
+        """Write a checkpoint of what was trained last."""
+        if self.folder is not None and self._made is not None and self._trained_round > self._saved_round:
+            extra = {"key": self._trained_key}
+            save_checkpoint(self.folder, self._made.snapshot(), extra=extra, identity=self._identity)
+            self._saved_round = self._trained_round
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"learning": self.world.learning_identity, "trainer": self.trainer}
+
+    def _catch_up(self) -> None:
+        """Train the steps that were only looked up, from the checkpoint if it lies on their way."""
+        if self._made is None:
+            first = self._waiting[0][1] if self._waiting else None
+            if first is not None:
+                self._made = self._make(first)
+                self._restore()
+        waiting, self._waiting = self._waiting, []
+        for key, step in waiting:
+            self._train(step)
+            self._trained_key = key
+
+    def _restore(self) -> None:
+        if self.folder is None or not has_checkpoint(self.folder):
+            return
+        try:
+            found = load_checkpoint(self.folder, identity=self._identity)
+        except InvalidInput:
+            return  # damaged, or of another run: training again gives the same
+        keys = [key for key, _ in self._waiting]
+        if found.extra["key"] in keys and self._made is not None:
+            self._made.restore(found.state)
+            done = keys.index(found.extra["key"]) + 1
+            self._trained_round = self._saved_round = sum(step.rounds for _, step in self._waiting[:done])
+            self._trained_key = found.extra["key"]
+            self._waiting = self._waiting[done:]
+
+    def _make(self, step: Step) -> Engine | Sequential:
+        world, training = self.world, self.world.recipe.training
+        torch.manual_seed(world.seed)
+        if self.trainer in ("turns", "relay"):
+            return Sequential(
+                world.model,
+                step.deepest,
+                world.devices,
+                world.optimizer,
+                interval=step.interval,
+                relayed=self.trainer == "relay",
+                seed=world.seed,
+                weights=world.data.weights.tolist(),
+                device=training.device,
+            )
+        devices = 1 if self.trainer == "centralized" else world.devices
+        return Engine(
+            world.model,
+            TrainingPlan((step.deepest,) * devices, step.interval, dict(step.layer_intervals)),
+            world.optimizer,
+            weights=None if self.trainer == "centralized" else world.data.weights.tolist(),
+            statistics=training.statistics,
+            device=training.device,
+            record_divergence=True,
+        )
+
+    def _train(self, step: Step) -> Learned:
+        """Train the rounds of one step."""
+        made = self._made = self._made or self._make(step)
+        if isinstance(made, Engine):
+            plan = TrainingPlan((step.deepest,) * len(made.weights), step.interval, dict(step.layer_intervals))
+            if plan != made.schedule.plan:
+                made.change_plan(plan)
+        # What dropout draws depends on where the step begins, not on what else this process did.
+        torch.manual_seed(int.from_bytes(sha256(f"{self.world.seed} {self._trained_round}".encode()).digest()[:7]))
+        losses, evaluations = [], []
+        drift, constants = None, None
+        for k in range(step.rounds):
+            t = self._trained_round + 1
+            present = None if step.present is None else step.present[k]
+            batches = self.world.batches(t, present)
+            probe = None
+            if k == step.rounds - 1 and isinstance(made, Engine) and step.measure is not None:
+                if step.measure == "drift":
+                    drift = measure_drift(made, batches, present)
+                else:
+                    constants = measure_constants(made, batches, present)
+                    probe = SmoothnessProbe(made, batches, present) if constants.smoothness is None else None
+            if self.trainer == "centralized":
+                batches = [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))]
+                loss = float(made.round(batches).mean())
+            else:
+                loss = float(made.round(batches, present).mean())
+            if probe is not None and constants is not None and isinstance(made, Engine):
+                constants = constants.with_smoothness(probe.measure(made))
+            check_loss(t, loss, self._first_loss)
+            self._first_loss = self._first_loss or loss
+            self._trained_round = t
+            losses.append(loss)
+            if t % self.world.run.evaluate_every == 0 or (step.evaluate_last and k == step.rounds - 1):
+                evaluations.append((t, *self.world.evaluate(made.state())))
+            self.on_round(t, loss)
+        divergence = tuple(made.last_divergence) if isinstance(made, Engine) else ()
+        return Learned(tuple(losses), tuple(evaluations), divergence, drift, constants)
