@@ -277,3 +277,20 @@ def test_bad_recipes_are_explained(config, message):
 def test_negative_noise_is_explained():
     with pytest.raises(InvalidInput, match="compute_cv: is -1"):
         noise_from(NoiseConfig(compute_cv=-1.0), 0)
+
+
+def test_a_subset_keeps_resources_memory_and_names():
+    fleet = dataclasses.replace(FLEETS["paper"].sample(4, np.random.default_rng(0)), memory_bytes=[1.0, 2.0, 3.0, 4.0])
+    some = fleet.subset([3, 1])
+    assert [some.device(k) for k in range(2)] == [fleet.device(3), fleet.device(1)]
+    assert some.names == ("device 4", "device 2")
+    assert some.server == fleet.server
+
+
+def test_a_subset_of_all_is_the_fleet_itself_and_of_none_is_refused():
+    fleet = FLEETS["paper"].sample(3, np.random.default_rng(0))
+    assert fleet.subset(range(3)) is fleet
+    with pytest.raises(InvalidInput, match="flops: is empty"):
+        fleet.subset([])
+    with pytest.raises(InvalidInput, match="indices: is -1"):
+        fleet.subset([-1])

@@ -137,6 +137,18 @@ class FleetConfig(Section):
     trace_repeats: bool = False
 
 
+class FaultsConfig(Section):
+    """Devices that drop out and return, that are slow for a round, or that sit out a block. All off by default."""
+
+    dropout_rate: float = 0.0  # of a device that is there, per round
+    return_rate: float = 0.1  # of a device that is away, per round
+    trace: str | None = None  # who is there, recorded; beside the recipe
+    straggler_rate: float = 0.0  # of every device, per round
+    straggler_factor: float = 2.0  # how many times slower
+    participation: float = 1.0  # the share of those there that takes part in a block
+    seed: int = 0
+
+
 class PartitionConfig(Section):
     """How the training samples are shared out among the devices; a key that the kind does not read is refused."""
 
@@ -173,6 +185,7 @@ class Recipe(Section):
     fleet: FleetConfig = FleetConfig()
     convergence: ConvergenceConfig | None = None
     planner: PlannerConfig = PlannerConfig()
+    faults: FaultsConfig = FaultsConfig()
     data: DataConfig | None = None
     run: RunConfig | None = None
     adapt: AdaptConfig = AdaptConfig()
@@ -235,6 +248,8 @@ def load_recipe(path: Path) -> Recipe:
     sections: dict[str, Section] = {}
     if recipe.fleet.trace is not None:
         sections["fleet"] = recipe.fleet.model_copy(update={"trace": str(path.parent / recipe.fleet.trace)})
+    if recipe.faults.trace is not None:
+        sections["faults"] = recipe.faults.model_copy(update={"trace": str(path.parent / recipe.faults.trace)})
     if recipe.data is not None:
         sections["data"] = _beside(path.parent, recipe.data)
     return recipe.model_copy(update=sections)

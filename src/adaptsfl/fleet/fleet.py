@@ -91,6 +91,18 @@ class Fleet:
             names=tuple(device.name for device in devices),
         )
 
+    def subset(self, indices: Sequence[int]) -> "Fleet":
+        """Return the fleet of some of its devices, in the given order; each keeps what people call it."""
+        if list(indices) == list(range(self.size)):
+            return self
+        chosen = [checks.whole_number("indices", index, at_least=0, at_most=self.size - 1) for index in indices]
+        return Fleet(
+            **{name: getattr(self, name)[chosen] for name in RATES},
+            server=self.server,
+            memory_bytes=None if self.memory_bytes is None else self.memory_bytes[chosen],
+            names=tuple(self.name(index) for index in chosen),
+        )
+
     def with_rates(self, rates: Mapping[str, FloatArray]) -> "Fleet":
         """Return the fleet with some of its `RATES` replaced."""
         changes: dict[str, Any] = dict(rates)

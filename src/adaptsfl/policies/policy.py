@@ -1,21 +1,28 @@
 """What a policy sees when a block of rounds begins, and what it answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from adaptsfl.checks import BoolArray, FloatArray
+from adaptsfl import checks
+from adaptsfl.checks import BoolArray, FloatArray, IntArray
 from adaptsfl.config import PlannerConfig
 from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel
 from adaptsfl.costs import CutCosts
+from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
 from adaptsfl.planner import PlanProblem
 from adaptsfl.training import TrainingPlan
 
 # Who trains: the engine; devices in turns (SplitFed V2, vanilla split learning); the server alone.
 Trainer = Literal["engine", "turns", "relay", "centralized"]
+
+BLOCK_ROUNDS = 25  # of a policy whose plan does not say when to decide again
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Observation:
             empty before the first averaging.
         limits: the recipe's [planner]: what may be chosen.
         rng: seeded by run and block, so a random policy is the same whatever ran before it.
+        present: which devices of the whole fleet these are, as indices from 0 on; empty where all are.
     """
 
     round: int
@@ -44,6 +52,7 @@ class Observation:
     rng: np.random.Generator
     divergence: FloatArray = field(default_factory=lambda: np.zeros(0))
     limits: PlannerConfig = field(default_factory=PlannerConfig)
+    present: tuple[int, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -74,9 +83,21 @@ class Observation:
             **chosen,
         )
 
+    def of_those_present(self, name: str, values: Sequence[Value]) -> list[Value]:
+        """Return the entries of a list of one per device of the whole fleet that belong to those present."""
+        wanted = max(self.present) + 1 if self.present else self.devices
+        if len(values) < wanted or (not self.present and len(values) > wanted):
+            raise InvalidInput(name, f"has {len(values)} entries", "Give one per device of the whole fleet")
+        return [values[index] for index in self.present or range(self.devices)]
+
     def _fixed_cuts(self) -> list[int] | None:
-        cuts = self.limits.cuts
-        return [cuts] * self.devices if isinstance(cuts, int) else cuts
+        match self.limits.cuts:
+            case None:
+                return None
+            case int(cut):
+                return [cut] * self.devices
+            case cuts:
+                return self.of_those_present("planner.cuts", cuts)
 
 
 @dataclass(frozen=True)
@@ -85,7 +106,8 @@ class Decision:
 
     Attributes:
         plan: one cut per present device, and the interval.
-        rounds: rounds until the next decision; the plan's interval if not given.
+        rounds: rounds until the next decision: a whole number of intervals, as plans change after an averaging only.
+            The plan's interval if not given; needed where the plan never averages.
         placed: where every device's model is cut in truth, where that is not what the plan says: SplitFed V1 has a
             copy of every layer for every device, and runs the later ones on the edge server.
     """
@@ -94,18 +116,83 @@ class Decision:
     rounds: int | None = None
     placed: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        interval = self.plan.interval
+        if self.rounds is None and interval is None:
+            raise InvalidInput("rounds", "is missing, and the plan never averages", "Say when to decide again")
+        if self.rounds is not None:
+            checks.whole_number("rounds", self.rounds)
+            if interval is not None and self.rounds % interval:
+                problem = f"is {self.rounds}, but layers are averaged every {interval}"
+                raise InvalidInput("rounds", problem, "Give a whole number of intervals")
+        if self.placed is not None and len(self.placed) != len(self.plan.cuts):
+            raise InvalidInput("placed", f"has {len(self.placed)} entries", f"Give {len(self.plan.cuts)}")
+
+    @property
+    def length(self) -> int:
+        """Rounds until the next decision."""
+        rounds = self.plan.interval if self.rounds is None else self.rounds
+        assert rounds is not None
+        return rounds
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Where every device's model is cut in truth."""
+        return self.plan.cuts if self.placed is None else self.placed
+
 
 class Policy(Protocol):
     """Chooses interval and cuts, block by block. Options of a recipe are keyword arguments of its constructor.
 
     Attributes:
+        title: what people read in legends.
         trainer: who trains by its plans.
         estimates: whether it looks at `Observation.convergence`, so that constants are to be estimated.
     """
 
+    title: ClassVar[str]
     trainer: ClassVar[Trainer]
     estimates: ClassVar[bool]
 
     def decide(self, seen: Observation) -> Decision:
         """Return how to train next. A policy may remember what it saw: it is asked once per block, in order."""
         ...
+
+    def memory(self) -> dict[str, Any]:
+        """Return what it remembers, as JSON can hold it."""
+        ...
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        """Go on from what `memory` gave."""
+        ...
+
+
+class BasePolicy:
+    """A policy that remembers nothing and trains with the engine: subclasses need `decide` alone."""
+
+    title: ClassVar[str] = ""
+    trainer: ClassVar[Trainer] = "engine"
+    estimates: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.title = cls.__dict__.get("title", cls.__name__)
+
+    def decide(self, seen: Observation) -> Decision:
+        """Return how to train next."""
+        raise NotImplementedError
+
+    def memory(self) -> dict[str, Any]:
+        """Return what it remembers: nothing."""
+        return {}
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        """Go on from what `memory` gave."""
+
+
+def decision(cuts: Sequence[int] | IntArray, interval: int) -> Decision:
+    """Return the decision for one block of `interval` rounds, where that is a time anybody would wait for."""
+    chosen = tuple(int(cut) for cut in cuts)
+    if interval >= LONGEST_INTERVAL:  # without drift the planner never averages
+        return Decision(TrainingPlan(chosen, None), BLOCK_ROUNDS)
+    return Decision(TrainingPlan(chosen, interval))

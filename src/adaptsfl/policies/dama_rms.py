@@ -1,0 +1,70 @@
+"""DAMA+RMS: shallow layers are averaged more often than deep ones, by how far the copies are apart; random cuts.
+
+Paper: AIFed's depth-aware aggregation. Here: its authors' earlier rule, the shallow half every I₀ rounds and the deep
+half every 3·I₀. Because: AIFed's own text is not public.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
+from adaptsfl.policies.draw import LONGEST_DRAWN, random_cuts
+from adaptsfl.policies.policy import BasePolicy, Decision, Observation
+from adaptsfl.training import TrainingPlan
+
+DEEP = 3  # times as long is the interval of the deep half
+
+
+class DepthAware(BasePolicy):
+    """I₀ moves by one round a block: down where the copies are further apart than they used to be, else up.
+
+    A block is 3·I₀ rounds, so that every layer is averaged at its end. `first` is the I₀ of the first block, `longest`
+    the largest, `decay` the weight of the past in the moving average of the divergence.
+    """
+
+    title = "DAMA+RMS"
+
+    def __init__(self, first: int = 5, longest: int = LONGEST_DRAWN, decay: float = 0.8) -> None:
+        self.longest = checks.whole_number("longest", longest)
+        self.interval = checks.whole_number("first", first, at_most=longest)
+        if checks.number("decay", decay) >= 1:
+            raise InvalidInput("decay", f"is {decay:g}", "Give a number below 1")
+        self.decay = decay
+        self.average: float | None = None
+
+    def decide(self, seen: Observation) -> Decision:
+        """Move I₀ and draw cuts."""
+        self._look_at(seen)
+        base = self._within(seen)
+        cuts = tuple(int(cut) for cut in random_cuts(seen))
+        deepest = max(cuts)
+        shallow = (deepest + 1) // 2
+        deep = dict.fromkeys(range(shallow + 1, deepest + 1), DEEP * base)
+        return Decision(TrainingPlan(cuts, base, deep), DEEP * base)
+
+    def memory(self) -> dict[str, Any]:
+        """Return I₀ and the moving average."""
+        return {"interval": self.interval, "average": self.average}
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        """Go on from what `memory` gave."""
+        self.interval, self.average = memory["interval"], memory["average"]
+
+    def _look_at(self, seen: Observation) -> None:
+        if not seen.divergence.size:
+            return
+        divergence = float(np.mean(seen.divergence))
+        if self.average is None:
+            self.average = divergence
+            return
+        step = int(np.sign(self.average - divergence))
+        self.interval = min(max(self.interval + step, 1), self.longest)
+        self.average = self.decay * self.average + (1 - self.decay) * divergence
+
+    def _within(self, seen: Observation) -> int:
+        """I₀ as the recipe's limits allow it."""
+        if seen.limits.interval is not None:
+            return seen.limits.interval
+        return min(self.interval, seen.limits.max_interval or self.interval)
