@@ -77,7 +77,7 @@ def simulated_blocks(costs: CutCosts, base: Fleet, policy: str, seed: int, count
     rounds, time_s, progress = 0, 0.0, 0.0
     for number in range(1, count + 1):
         fleet = base.with_rates({name: getattr(base, name) * rng.uniform(0.75, 1.25, base.size) for name in RATES})
-        interval = int(rng.integers(1, 26)) if policy.startswith("rma") else 6 + number // 12
+        interval = int(rng.integers(1, 26)) if policy.startswith("rma") else 6 + number // 10
         cuts = _cuts(policy, costs, fleet, rng)
         here = rng.random(base.size) > 0.03
         here[0] = True
@@ -85,8 +85,8 @@ def simulated_blocks(costs: CutCosts, base: Fleet, policy: str, seed: int, count
         seconds = {phase.phase: phase.seconds * (interval if phase.every_round else 1) for phase in phases}
         time_s += sum(seconds.values())
         rounds += interval
-        progress += interval / (1 + 0.012 * interval * cuts.max() / 4)
-        accuracy = 0.1 + 0.62 * (1 - np.exp(-progress / 170)) + rng.normal(0, 0.006)
+        progress += interval / (1 + 0.09 * max(0, interval - 6) * cuts.max() / 7)
+        accuracy = 0.1 + 0.62 * (1 - np.exp(-progress / 130)) + rng.normal(0, 0.006)
         worst = max(phases, key=lambda phase: seconds[phase.phase])
         blocks.append(
             Block(
@@ -119,7 +119,7 @@ def present(fleet: Fleet, here: np.ndarray) -> Fleet:
 
 def _cuts(policy: str, costs: CutCosts, fleet: Fleet, rng: np.random.Generator) -> IntArray:
     if policy.endswith("rms"):
-        return rng.integers(1, costs.layers + 1, fleet.size)
+        return rng.integers(3, 11, fleet.size)
     slow = fleet.uplink_bps < np.median(fleet.uplink_bps)
     return np.where(slow, 7, np.where(rng.random(fleet.size) < 0.3, 4, 5)).astype(np.int64)
 
