@@ -17,11 +17,11 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 # One hue for what is alike (devices' work, activations and gradients, models), light for the way back.
 PHASE_COLOURS = {
-    "a1": "#08589e",
+    "a1": "#2171b5",
     "a2": "#d95f0e",
     "a3": "#1b9e77",
     "a4": "#fdae61",
-    "a5": "#7fb8dd",
+    "a5": "#8ec1e4",
     "b1": "#88419d",
     "b2": "#969696",
     "b3": "#c994c7",
