@@ -184,9 +184,15 @@ def test_a_record_of_another_run_is_noticed(place):
 def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path):
     for seed in (10, 2, 1):
         write_simulated_run(tmp_path / f"adaptsfl-seed{seed}", "adaptsfl", "AdaptSFL", seed, devices=2, blocks=1)
+    write_simulated_run(tmp_path / "sfl-seed0", "sfl", "SFL", 0, devices=2, blocks=1)
     (tmp_path / "figures").mkdir()
     found = find_runs([tmp_path, tmp_path / "adaptsfl-seed2"])
-    assert [run.seed for run in found] == [1, 2, 10]
+    assert [(run.policy, run.seed) for run in found] == [
+        ("adaptsfl", 1),
+        ("adaptsfl", 2),
+        ("adaptsfl", 10),
+        ("sfl", 0),
+    ]
 
 
 def test_several_folders(tmp_path):

@@ -127,8 +127,9 @@ def _cards(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _note(summary: dict[str, Any]) -> str:
     return (
-        "Time and rounds are those of the first evaluation with at least the accuracy; ± is the sample standard deviation "
-        f"over seeds. Speed-up is how many times sooner {summary['first']} gets there; it is left out where a seed does not."
+        "Time and rounds are those of the first evaluation with at least the accuracy; ± is the sample standard "
+        f"deviation over seeds. Speed-up is how many times sooner {summary['first']} gets there; it is left out where "
+        "a seed does not."
     )
 
 

@@ -104,7 +104,7 @@ def _target_cell(row: dict[str, Any], policy: dict[str, Any], first: str) -> str
     if not row["reached"]:
         best = policy["best_accuracy"]
         return "not reached" if best is None else f"not reached (best {best:.2f})"
-    lines = [with_spread(row["time_s"], seconds), f"{with_spread(row['rounds'], '{:,.0f}'.format)} rounds"]
+    lines = [times(row["time_s"]), f"{with_spread(row['rounds'], '{:,.0f}'.format)} rounds"]
     if row["reached"] < row["of"]:
         lines.append(f"{row['reached']} of {row['of']} seeds")
     elif row["speed_up"] is not None and policy["label"] != first:
@@ -118,6 +118,12 @@ def with_spread(value: dict[str, float | None] | None, write: Any) -> str:
         return "–"
     mean = str(write(value["mean"]))
     return mean if value["spread"] is None else f"{mean} ± {write(value['spread'])}"
+
+
+def times(value: dict[str, Any]) -> str:
+    """Return a time with its spread, which needs no milliseconds beside minutes: 2 min 3 s ± 0.2 s."""
+    short = value["mean"] >= 60 and (value["spread"] or 0) < 60
+    return with_spread(value, lambda time_s: f"{time_s:.1f} s" if short and time_s < 60 else seconds(time_s))
 
 
 def percent(share: float) -> str:

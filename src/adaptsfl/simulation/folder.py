@@ -140,7 +140,11 @@ def _runs_inside(path: Path) -> list[Path]:
         raise InvalidInput(
             "", f"holds no run: no {RUN} in it or in its folders", "Give what simulate wrote", source=str(path)
         )
-    return sorted(found, key=lambda folder: [(len(part), part) for part in re.split(r"(?<=\D)(?=\d)", folder.name)])
+    return sorted(found, key=_natural)
+
+
+def _natural(folder: Path) -> list[tuple[str, int]]:
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", folder.name)]
 
 
 def read_run(folder: str | Path) -> Run:

@@ -61,7 +61,7 @@ function timeAxis(longest) {
 function ticks(low, high, count) {
   const rough = (high - low) / Math.max(1, count) || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.72);
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, k) => Number(((first + k) * step).toPrecision(12)));
@@ -87,14 +87,15 @@ function frame(host, { label, height, x, y, left = 46, right = 10, bottom = 38, 
   const sy = (value) => height - bottom - ((value - y.low) / (y.high - y.low)) * (height - bottom - top);
   const scale = x.scale || 1;
   const back = svg("g", { "aria-hidden": "true" });
-  for (const tick of x.ticks || ticks(x.low / scale, x.high / scale, Math.max(2, (width - left) / 90))) {
+  for (const tick of x.ticks || ticks(x.low / scale, x.high / scale, Math.max(3, (width - left) / 90))) {
     const at = sx(tick * scale);
     back.append(svg("line", { class: "grid", x1: at, x2: at, y1: height - bottom, y2: height - bottom + 4 }),
       svg("text", { x: at, y: height - bottom + 17, "text-anchor": "middle" }, (x.write || digits)(tick)));
   }
   if (x.title) back.append(svg("text", { x: width - right, y: height - 3, "text-anchor": "end" }, x.title));
   if (!y.bare) {
-    for (const tick of ticks(y.low, y.high, Math.max(2, (height - bottom) / 45))) {
+    for (const tick of ticks(y.low, y.high, Math.max(3, (height - bottom) / 45))) {
+      if (y.whole && !Number.isInteger(tick)) continue;
       back.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: sy(tick), y2: sy(tick) }),
         svg("text", { x: left - 6, y: sy(tick) + 4, "text-anchor": "end" }, (y.write || digits)(tick)));
     }

@@ -7,11 +7,10 @@ const phaseColour = (key) => data.phases.find((phase) => phase.key === key).colo
 const clip = (name, length = 13) => (name.length > length ? `${name.slice(0, length - 1)}…` : name);
 const nameSpace = (names, host) => Math.min(host.clientWidth < 500 ? 84 : 110, 16 + 7 * Math.max(3, ...names.map((name) => Math.min(13, name.length))));
 
-/** Shallow cuts light, deep ones dark, evenly told apart: anchors of viridis. */
-function depthColour(cut) {
-  const anchors = [[253, 231, 37], [94, 201, 98], [33, 145, 140], [59, 82, 139], [68, 1, 84]];
-  const deepest = detail.layers.length;
-  const at = deepest > 1 ? ((cut - 1) / (deepest - 1)) * (anchors.length - 1) : 0;
+/** The run's shallowest cut light, its deepest dark, evenly told apart: anchors of ColorBrewer's YlGnBu. */
+function depthColour(cut, [shallowest, deepest]) {
+  const anchors = [[199, 233, 160], [88, 193, 190], [33, 145, 192], [34, 94, 168], [16, 46, 128]];
+  const at = deepest > shallowest ? ((cut - shallowest) / (deepest - shallowest)) * (anchors.length - 1) : 2;
   const low = Math.min(anchors.length - 2, Math.floor(at));
   return `rgb(${anchors[low].map((value, k) => Math.round(value + (anchors[low + 1][k] - value) * (at - low))).join(",")})`;
 }
@@ -33,7 +32,7 @@ function drawPlan() {
   const highest = Math.max(1, ...plan.interval.map((value) => value || 0), ...plan.deepest);
   const f = frame(byId("chart-interval"), {
     label: `Interval I and deepest cut over virtual time, ${detail.label}`, height: 170, left, bottom: 20, interactive: true,
-    x: { ...x, title: "" }, y: { low: 0, high: highest * 1.05 },
+    x: { ...x, title: "" }, y: { low: 0, high: highest * 1.05, whole: true },
   });
   f.canvas.append(
     svg("path", { fill: "none", stroke: colourOf(), "stroke-width": 2.2, d: linePath(f, plan.edges, plan.interval, true) }),
@@ -64,7 +63,9 @@ function drawCuts(x, left, column, often) {
     if (r % Math.ceil(11 / row) === 0) f.canvas.append(svg("text", { x: left - 6, y: 4 + r * row + row / 2 + 4, "text-anchor": "end" }, clip(name)));
   });
   const cuts = [...paths.keys()].sort((a, b) => a - b);
-  for (const cut of cuts) f.canvas.append(svg("path", { d: paths.get(cut), fill: cut ? depthColour(cut) : null, class: cut ? "crisp" : "crisp absent" }));
+  const range = [cuts.find((cut) => cut > 0), cuts[cuts.length - 1]];
+  const colour = (cut) => (cut ? depthColour(cut, range) : null);
+  for (const cut of cuts) f.canvas.append(svg("path", { d: paths.get(cut), fill: colour(cut), class: cut ? "crisp" : "crisp absent" }));
   tips(f, (px, py) => {
     const r = Math.floor((py - 4) / row);
     if (r < 0 || r >= plan.rows.length) return null;
@@ -72,7 +73,7 @@ function drawCuts(x, left, column, often) {
     return [plan.rows[r], `block ${plan.block[column(px)]}, ${seconds(f.value(px))}`, cut ? `cut after layer ${cut} (${detail.layers[cut - 1]})` : "not there", often(column(px))];
   });
   byId("cut-keys").replaceChildren(html("span", {}, swatch(colourOf(), ""), "interval I"), deepestKey(),
-    ...cuts.map((cut) => html("span", {}, swatch(cut ? depthColour(cut) : null), cut ? `${cut} ${detail.layers[cut - 1]}` : "not there")));
+    ...cuts.map((cut) => html("span", {}, swatch(colour(cut)), cut ? `${cut} ${detail.layers[cut - 1]}` : "not there")));
   const some = plan.rows.length < plan.devices ? ` ${plan.rows.length} of ${plan.devices} devices are shown.` : "";
   byId("cut-note").textContent = `Above, rounds between two averagings, and the deepest cut; below, after which layer every device’s model is cut.${some}`;
 }
@@ -114,7 +115,7 @@ function drawBlocks() {
       ...usedPhases.map((phase) => [swatch(phase.colour), `${phase.title}: ${seconds(blocks.seconds[phase.key][k])}`])];
   });
   const some = count < blocks.of ? ` ${count} of ${blocks.of} blocks are shown.` : "";
-  byId("block-note").textContent = `Virtual seconds of the rounds between two decisions, by phase as above; the dark stroke is what the plan foresaw.${some}`;
+  byId("block-note").textContent = `Virtual seconds of the rounds between two decisions, by phase; the stroke is what the plan foresaw.${some}`;
 }
 
 function drawLanes() {
@@ -157,7 +158,7 @@ function drawLanes() {
   });
   byId("block-name").textContent = `${now.block}`;
   const some = now.devices.length < now.of ? ` ${now.devices.length} of ${now.of} devices are shown, the slowest among them.` : "";
-  byId("lane-note").textContent = `As the plan saw it, with the resources measured when the block began: ${seconds(now.length)} for a round. Colours as above; gaps are waiting.${some}`;
+  byId("lane-note").textContent = `As the plan saw it, with the resources measured when the block began: ${seconds(now.length)} for a round. Gaps are waiting.${some}`;
 }
 
 function drawEstimates() {
@@ -192,7 +193,7 @@ function drawFleet() {
     const scale = [1e12, 1e9, 1e6, 1e3, 1].find((unit) => high >= unit) || 1;
     const f = frame(host.children[index].lastChild, {
       label: `Histogram of ${rate.title} over devices, from ${si(low, rate.unit)} to ${si(high, rate.unit)}`, height: 140, left: 30,
-      x: { low, high, scale, title: si(scale, rate.unit).replace(/^\S+ /, "") }, y: { low: 0, high: Math.max(1, ...rate.counts) },
+      x: { low, high, scale, title: si(scale, rate.unit).replace(/^\S+ /, "") }, y: { low: 0, high: Math.max(1, ...rate.counts), whole: true },
     });
     const bars = rate.counts.map((count, k) => box(f.sx(rate.edges[k]) + 0.5, f.sy(count), f.sx(rate.edges[k + 1]) - f.sx(rate.edges[k]) - 1, f.sy(0) - f.sy(count)));
     f.canvas.append(svg("path", { d: bars.join(""), fill: "#5b8fb9" }));

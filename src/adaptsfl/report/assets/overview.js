@@ -65,7 +65,10 @@ function drawAccuracy() {
 const usedPhases = data.phases.filter((phase) => data.series.some((series) => series.phases[phase.key] > 0));
 
 function drawPhases() {
-  byId("phase-keys").replaceChildren(...usedPhases.map((phase) => html("span", {}, swatch(phase.colour), `${phase.key} ${phase.title}`)));
+  for (const keys of document.querySelectorAll(".phase-keys")) {
+    const shown = usedPhases.filter((phase) => phase.key.startsWith(keys.dataset.only || ""));
+    keys.replaceChildren(...shown.map((phase) => html("span", {}, swatch(phase.colour), `${phase.key} ${phase.title}`)));
+  }
   const per = chosen("per");
   const totals = data.series.map((series) => usedPhases.reduce((sum, phase) => sum + series.phases[phase.key], 0));
   const factors = data.series.map((series, k) => (per === "run" ? 1 : 1 / ((per === "round" ? series.rounds : totals[k]) || 1)));
