@@ -1,7 +1,16 @@
 """What a run leaves behind: one line of JSON per block of rounds, from which everything is plotted and re-timed."""
 
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from adaptsfl.checks import short
+from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
 
 
@@ -48,3 +57,89 @@ class Block:
     def length_s(self) -> float:
         """Virtual seconds of the block."""
         return sum(self.seconds[phase] for phase in PHASES)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON knows it: dataclasses as objects, arrays as lists, what is no finite number as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def block_line(block: Block) -> str:
+    """Return the block as one line of JSON, without the line's end."""
+    return json.dumps(plain(block), allow_nan=False, separators=(",", ":"))
+
+
+def block_of(data: Any) -> Block:
+    """Return the block that a line of a record holds; null, where a number belongs, is no number (nan)."""
+    if not isinstance(data, dict):
+        raise InvalidInput("", f"is not a block: {short(data)}", "Give one JSON object per line")
+    values = {}
+    for name, read in _READERS.items():
+        if name not in data:
+            raise InvalidInput(name, "is missing", "Give every field of a block")
+        try:
+            values[name] = read(data[name])
+        except (TypeError, ValueError, AttributeError):
+            raise InvalidInput(name, f"is {short(data[name])}", "Give what a run writes there") from None
+    absent = [phase for phase in PHASES if phase not in values["seconds"]]
+    if absent:
+        raise InvalidInput("seconds", f"lacks {absent[0]}", "Give the seconds of every phase")
+    return Block(**values)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return value
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise TypeError
+    return math.nan if value is None else float(value)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError
+    return value
+
+
+def _bottleneck(value: Any) -> tuple[str, str]:
+    who, phase = value
+    return str(who), str(phase)
+
+
+def _evaluation(value: Any) -> tuple[int, float, float, float]:
+    round_, time_s, accuracy, loss = value
+    return _whole(round_), _real(time_s), _real(accuracy), _real(loss)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "block": _whole,
+    "first_round": _whole,
+    "rounds": _whole,
+    "time_s": _real,
+    "interval": lambda value: None if value is None else _whole(value),
+    "cuts": lambda value: tuple(_whole(cut) for cut in value),
+    "deepest": _whole,
+    "layer_intervals": lambda value: {key: _whole(item) for key, item in _mapping(value).items()},
+    "seconds": lambda value: {key: _real(item) for key, item in _mapping(value).items()},
+    "bottleneck": _bottleneck,
+    "bits": _real,
+    "loss": _real,
+    "evaluations": lambda value: tuple(_evaluation(item) for item in value),
+    "estimates": _mapping,
+    "resources": lambda value: {key: tuple(_real(rate) for rate in rates) for key, rates in _mapping(value).items()},
+    "predicted_s": _real,
+}

@@ -1,0 +1,212 @@
+"""An experiment as one HTML page that fetches nothing: tables written here, charts drawn by the page's own script.
+
+Names of devices and policies and the recipe's text come from users. They are escaped here, set as text by the script,
+and a Content-Security-Policy lets nothing run but the script whose hash it names.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from adaptsfl.errors import InvalidInput
+from adaptsfl.report.page_data import page_data
+from adaptsfl.report.plan_report import seconds
+from adaptsfl.report.series import Series, group
+from adaptsfl.report.summary import percent, percents, sizes, summary_data, summary_rows, with_spread
+from adaptsfl.simulation.folder import Run
+
+SCRIPTS = ("chart.js", "overview.js", "detail.js")
+MOST_SHOWN = 6  # different values of one setting
+
+
+def write_page(runs: Sequence[Run], out: str | Path) -> None:
+    """Write the page of an experiment to `out`."""
+    out = Path(out)
+    text = page_text(runs)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise InvalidInput(
+            "report", f"{out} cannot be written ({error.strerror})", "Give a file in a folder that can be written"
+        ) from None
+
+
+def page_text(runs: Sequence[Run]) -> str:
+    """Return the page."""
+    members = group(runs)
+    summary = summary_data(runs)
+    css, script = _asset("page.css"), "".join(_asset(name) for name in SCRIPTS)
+    parts = {
+        "policy": _security(css, script),
+        "title": escape(_title(runs)),
+        "css": css,
+        "lead": escape(_lead(runs, members)),
+        "cards": "".join(
+            f"<div><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small in _cards(summary)
+        ),
+        "summary": _summary(summary, members),
+        "summary_note": escape(_note(summary)),
+        "runs": _runs(members),
+        "recipe": _recipe(runs),
+        "versions": _settings(_merged([run.versions for run in runs])),
+        "data": _embedded(page_data(runs)),
+        "js": script,
+    }
+    # One pass: what is put in is not searched again, whatever braces it holds.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], _asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return resources.files("adaptsfl.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _security(css: str, script: str) -> str:
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest(script)}'; style-src 'sha256-{digest(css)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _embedded(data: Any) -> str:
+    """Return JSON in which no letter can end the script element around it."""
+    text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+def _title(runs: Sequence[Run]) -> str:
+    names = list(dict.fromkeys(run.name for run in runs if run.name))
+    return " · ".join(names[:3]) + (" · …" if len(names) > 3 else "") if names else "Experiment"
+
+
+def _lead(runs: Sequence[Run], members: Sequence[Series]) -> str:
+    seeds, devices = len({run.seed for run in runs}), sorted({len(run.devices) for run in runs})
+    layers = sorted({run.costs.layers for run in runs})
+    words = [
+        _count(len(members), "policy", "policies"),
+        _count(seeds, "seed", "seeds"),
+        f"{' or '.join(f'{number:,}' for number in devices)} device{'s' if devices != [1] else ''}",
+        f"a model of {' or '.join(map(str, layers))} layers",
+        f"batches of {' or '.join(map(str, sorted({run.batch_size for run in runs})))}",
+    ]
+    unfinished = sum(run.status != "done" for run in runs)
+    state = "" if not unfinished else f" {unfinished} of {_count(len(runs), 'run', 'runs')} did not finish (see Setup)."
+    return f"{', '.join(words)}. Times are virtual: what the fleet would have taken.{state}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _cards(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The first policy in a few numbers, against the highest target that all its seeds reach."""
+    first, *others = summary["policies"]
+    reached = [row for row in first["targets"] if row["reached"] == row["of"]]
+    if reached:
+        row = reached[-1]
+        place = first["targets"].index(row)
+        yield seconds(row["time_s"]["mean"]), f"{first['label']} to {percent(row['target'])}, in virtual time"
+        ratios = [(ratio, who["label"]) for who in others if (ratio := who["targets"][place]["speed_up"]) is not None]
+        if ratios:
+            least, most = min(ratios), max(ratios)
+            span = f"{least[0]:.2f}×" if least == most else f"{least[0]:.2f}× – {most[0]:.2f}×"
+            against = f"over {least[1]}" if least == most else f"over {least[1]} … {most[1]}"
+            yield span, f"speed-up of {first['label']} {against}"
+    yield percents(first["final_accuracy"]), f"final accuracy of {first['label']}"
+    yield sizes(first["bytes"]), f"sent in {with_spread(first['rounds'], '{:,.0f}'.format)} rounds"
+
+
+def _note(summary: dict[str, Any]) -> str:
+    return (
+        "Time and rounds are those of the first evaluation with at least the accuracy; ± is the sample standard "
+        f"deviation over seeds. Speed-up is how many times sooner {summary['first']} gets there; it is left out where "
+        "a seed does not."
+    )
+
+
+def _summary(summary: dict[str, Any], members: Sequence[Series]) -> str:
+    headings, rows = summary_rows(summary)
+    lines = []
+    for series, (who, *cells) in zip(members, rows, strict=True):
+        mark = (
+            '<svg class="swatch" width="12" height="12" aria-hidden="true">'
+            f'<rect width="12" height="12" rx="2" fill="{series.colour}"/></svg>'
+        )
+        lines.append(
+            f'<tr><th scope="row">{mark}{_lines(who)}</th>{"".join(f"<td>{_lines(cell)}</td>" for cell in cells)}'
+        )
+    return _table(headings, lines)
+
+
+def _lines(text: str) -> str:
+    """Return a cell: its first line large, the others small."""
+    first, *others = text.split("\n")
+    return escape(first) + "".join(f"<small>{escape(line)}</small>" for line in others)
+
+
+def _table(headings: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _runs(members: Sequence[Series]) -> str:
+    headings = ("run", "status", "ended by", "rounds", "virtual time", "real time", "final accuracy", "best")
+    rows = []
+    for run in (run for series in members for run in series.runs):
+        cells = (
+            run.status,
+            run.ended_by or "–",
+            f"{run.rounds:,}",
+            seconds(run.time_s),
+            seconds(run.wall_s),
+            "–" if run.final_accuracy is None else percent(run.final_accuracy),
+            "–" if run.best_accuracy is None else percent(run.best_accuracy),
+        )
+        name = run.folder.resolve().name
+        rows.append(
+            f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        )
+    return _table(headings, rows)
+
+
+def _recipe(runs: Sequence[Run]) -> str:
+    """Return the recipe by its sections; what differs between runs with all its values."""
+    settings = _merged([dict(_flat(run.recipe)) for run in runs])
+    sections: dict[str, dict[str, str]] = {}
+    for key, value in settings.items():
+        section, _, rest = key.partition(".")
+        name, entry = (section, rest) if rest else ("", section)
+        sections.setdefault(name, {})[entry] = value
+    ordered = sorted(sections.items(), key=lambda section: section[0] != "")
+    blocks = (f"<div><h4>{escape(name or 'general')}</h4>{_settings(entries)}</div>" for name, entries in ordered)
+    return f'<div class="recipe">{"".join(blocks)}</div>'
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return every key with its value, or with its different values."""
+    merged = {}
+    for key in dict.fromkeys(key for table in tables for key in table):
+        values = list(dict.fromkeys(str(table.get(key, "–")) for table in tables))
+        merged[key] = ", ".join(values[:MOST_SHOWN]) + (", …" if len(values) > MOST_SHOWN else "")
+    return merged
+
+
+def _settings(entries: Mapping[str, str]) -> str:
+    return f"<dl>{''.join(f'<dt>{escape(key)}</dt><dd>{escape(value)}</dd>' for key, value in entries.items())}</dl>"

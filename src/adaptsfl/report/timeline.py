@@ -1,0 +1,59 @@
+"""One round as every device lives through it: computed from a block's record by the formulas of `latency`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptsfl import latency
+from adaptsfl.checks import FloatArray, IntArray
+from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.simulation.folder import Run
+from adaptsfl.simulation.record import Block
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds of every phase; entry k of each array belongs to device `devices[k]` of the run.
+
+    The server starts when the last activations have come, and everybody waits until it is done.
+    """
+
+    devices: IntArray
+    cuts: IntArray
+    forward_s: FloatArray
+    upload_s: FloatArray
+    download_s: FloatArray
+    backward_s: FloatArray
+    server_s: float
+
+    @property
+    def server_start_s(self) -> float:
+        """When the last device's activations have come."""
+        return float(np.max(self.forward_s + self.upload_s))
+
+    @property
+    def length_s(self) -> float:
+        """When the last device has updated its layers."""
+        return self.server_start_s + self.server_s + float(np.max(self.download_s + self.backward_s))
+
+
+def round_timeline(run: Run, block: Block) -> Timeline | None:
+    """Return a round of the block as its plan saw it, None if devices took turns or resources were not recorded."""
+    if run.trainer != "engine" or any(len(block.resources.get(name, ())) != len(run.devices) for name in RATES):
+        return None
+    rates = np.array([block.resources[name] for name in RATES])
+    here = (np.array(block.cuts) > 0) & np.all(np.isfinite(rates) & (rates > 0), axis=0)
+    if not here.any():
+        return None
+    fleet = Fleet(**dict(zip(RATES, rates[:, here], strict=True)), server=run.server)
+    cuts = np.array(block.cuts)[here]
+    given = (run.costs, fleet, cuts, run.batch_size)
+    return Timeline(
+        devices=np.flatnonzero(here),
+        cuts=cuts,
+        forward_s=latency.client_forward_s(*given),
+        upload_s=latency.activation_upload_s(*given),
+        download_s=latency.gradient_download_s(*given),
+        backward_s=latency.client_backward_s(*given),
+        server_s=float(latency.server_turn_s(*given)),
+    )

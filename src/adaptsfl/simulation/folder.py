@@ -1,0 +1,299 @@
+"""The folder of a run: run.json says what ran and how it ended, record.jsonl has one line per block.
+
+EXPERIMENT/
+  adaptsfl-seed0/   run.json  record.jsonl  …
+  rma+rms-seed0/    …
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+from adaptsfl.checks import FloatArray, IntArray, short
+from adaptsfl.costs import CutCosts
+from adaptsfl.errors import InvalidInput
+from adaptsfl.fleet import Server
+from adaptsfl.simulation.record import Block, block_line, block_of, plain
+
+FORMAT = 1  # another number where run.json or record.jsonl change their meaning
+RUN, RECORD = "run.json", "record.jsonl"
+
+
+class Evaluations(NamedTuple):
+    """Every evaluation of a run, in order: entry k of each array belongs to the k-th."""
+
+    rounds: IntArray
+    seconds: FloatArray
+    accuracies: FloatArray
+    losses: FloatArray
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy with one seed: what its run.json says, and the blocks of its record.
+
+    Attributes:
+        folder: where it was read from.
+        name: what the experiment is called.
+        policy, title: the policy as recipes and as people write it.
+        recipe: the resolved recipe, nested.
+        devices, layers: names.
+        targets: accuracies whose times are compared.
+        status: running, done, stopped or failed.
+        ended_by: what ended it: rounds, seconds, target, converged, …; empty while it runs.
+        wall_s: seconds of real time that it took.
+        trainer: who trained (see `policies.policy`); in turns there is no round in which all devices work at once.
+    """
+
+    folder: Path
+    name: str
+    policy: str
+    title: str
+    seed: int
+    recipe: dict[str, Any]
+    versions: dict[str, str]
+    devices: tuple[str, ...]
+    layers: tuple[str, ...]
+    batch_size: int
+    costs: CutCosts
+    server: Server
+    targets: tuple[float, ...]
+    status: str
+    ended_by: str
+    wall_s: float
+    blocks: tuple[Block, ...]
+    trainer: str = "engine"
+
+    @cached_property
+    def evaluations(self) -> Evaluations:
+        """Rounds, virtual seconds, test accuracies and test losses."""
+        rows = [row for block in self.blocks for row in block.evaluations]
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 4).T
+        return Evaluations(columns[0].astype(np.int64), columns[1], columns[2], columns[3])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return self.blocks[-1].first_round + self.blocks[-1].rounds - 1 if self.blocks else 0
+
+    @property
+    def time_s(self) -> float:
+        """Virtual seconds done."""
+        return self.blocks[-1].time_s if self.blocks else 0.0
+
+    @property
+    def bits(self) -> float:
+        """All that was sent, over all links."""
+        return sum(block.bits for block in self.blocks)
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """The last evaluation's accuracy, None before the first."""
+        accuracies = self.evaluations.accuracies
+        return float(accuracies[-1]) if accuracies.size else None
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The highest accuracy of all evaluations, None before the first."""
+        accuracies = self.evaluations.accuracies
+        known = accuracies[~np.isnan(accuracies)]
+        return float(known.max()) if known.size else None
+
+    def time_to(self, target: float) -> float | None:
+        """Return the virtual seconds at the first evaluation with at least that accuracy, None if there is none."""
+        first = self._first(target)
+        return None if first is None else float(self.evaluations.seconds[first])
+
+    def rounds_to(self, target: float) -> int | None:
+        """Return the round of the first evaluation with at least that accuracy, None if there is none."""
+        first = self._first(target)
+        return None if first is None else int(self.evaluations.rounds[first])
+
+    def _first(self, target: float) -> int | None:
+        reached = np.flatnonzero(self.evaluations.accuracies >= target)
+        return int(reached[0]) if reached.size else None
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Read the runs in `paths`: folders of single runs, and of experiments that hold some; each run once."""
+    folders: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        found = [path] if (path / RUN).is_file() else _runs_inside(path)
+        folders.update({folder.resolve(): folder for folder in found})
+    return [read_run(folder) for folder in folders.values()]
+
+
+def _runs_inside(path: Path) -> list[Path]:
+    """Return the folders in `path` that hold a run, numbers in their names in order: seed2 before seed10."""
+    if not path.is_dir():
+        raise InvalidInput("", "is not a folder", "Give the folder of an experiment or of a run", source=str(path))
+    found = [folder for folder in path.iterdir() if (folder / RUN).is_file()]
+    if not found:
+        raise InvalidInput(
+            "", f"holds no run: no {RUN} in it or in its folders", "Give what simulate wrote", source=str(path)
+        )
+    return sorted(found, key=_natural)
+
+
+def _natural(folder: Path) -> list[tuple[str, int]]:
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", folder.name)]
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read one run: finished, still running, or broken off."""
+    folder = Path(folder)
+    source = folder / RUN
+    try:
+        info = json.loads(source.read_bytes())
+    except OSError as error:
+        raise InvalidInput("", f"cannot be read: {error.strerror}", "Check the path", source=str(source)) from None
+    except ValueError as error:
+        line = getattr(error, "lineno", 1)
+        raise _damaged(source, line, str(error)) from None
+    try:
+        return _run(folder, info, _read_blocks(folder / RECORD))
+    except InvalidInput as error:
+        raise error if error.source else error.from_file(str(source)) from None
+
+
+def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        found = info.get("format") if isinstance(info, dict) else None
+        raise InvalidInput(
+            "format", f"is {short(found)}, this version reads {FORMAT}", "Use the version of AdaptSFL that wrote it"
+        )
+    values = {name: _field(info, name, kind) for name, kind in _KINDS.items()}
+    layers = tuple(str(name) for name in values["layers"])
+    costs, server = values.pop("costs"), values.pop("server")
+    try:
+        costs = CutCosts(**{**costs, "names": layers})
+        server = Server(**server)
+    except TypeError as error:
+        raise InvalidInput("costs", f"do not fit: {error}", "Give the fields of CutCosts and of Server") from None
+    values |= {"devices": tuple(str(name) for name in values["devices"]), "layers": layers}
+    values["targets"] = tuple(float(target) for target in values["targets"])
+    _check_cuts(folder, blocks, len(values["devices"]), costs.layers)
+    return Run(
+        folder=folder,
+        costs=costs,
+        server=server,
+        blocks=blocks,
+        ended_by=str(info.get("ended_by") or ""),
+        wall_s=float(info.get("wall_s") or 0.0),
+        trainer=str(info.get("trainer") or "engine"),
+        **values,
+    )
+
+
+_KINDS: dict[str, type] = {
+    "name": str,
+    "policy": str,
+    "title": str,
+    "seed": int,
+    "recipe": dict,
+    "versions": dict,
+    "devices": list,
+    "layers": list,
+    "batch_size": int,
+    "costs": dict,
+    "server": dict,
+    "targets": list,
+    "status": str,
+}
+
+
+def _field(info: dict[str, Any], name: str, kind: type) -> Any:
+    if name not in info:
+        raise InvalidInput(name, "is missing", "Give what a run writes there")
+    if not isinstance(info[name], kind):
+        raise InvalidInput(name, f"is {short(info[name])}", f"Give a JSON {_JSON_NAMES[kind]}")
+    return info[name]
+
+
+_JSON_NAMES = {str: "text", int: "whole number", dict: "object", list: "list"}
+
+
+def _check_cuts(folder: Path, blocks: tuple[Block, ...], devices: int, layers: int) -> None:
+    """A record copied from another run is found here, not by an odd figure later."""
+    for line, block in enumerate(blocks, 1):
+        source = f"{folder / RECORD}, line {line}"
+        if len(block.cuts) != devices:
+            raise InvalidInput("cuts", f"has {len(block.cuts)} entries for {devices} devices", _ANOTHER, source=source)
+        if not all(0 <= cut <= layers for cut in block.cuts):
+            raise InvalidInput("cuts", f"goes beyond the model's {layers} layers", _ANOTHER, source=source)
+
+
+_ANOTHER = "Is this another run's record?"
+
+
+def _read_blocks(path: Path) -> tuple[Block, ...]:
+    """Read a record. A last line without its end was being written when the run broke off, and does not count."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ()  # nothing was recorded yet
+    except OSError as error:
+        raise InvalidInput("", f"cannot be read: {error.strerror}", "Check the path", source=str(path)) from None
+    blocks = []
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            blocks.append(block_of(json.loads(line)))
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise _damaged(path, number, str(error)) from None
+        except InvalidInput as error:
+            raise error.from_file(f"{path}, line {number}") from None
+    return tuple(blocks)
+
+
+def _damaged(path: Path, line: int, why: str) -> InvalidInput:
+    return InvalidInput("", f"is damaged: {why}", "Restore the file or run again", source=f"{path}, line {line}")
+
+
+def append_block(file: TextIO, block: Block) -> None:
+    """Write one block to an open record, so that a crash right after does not lose it."""
+    file.write(block_line(block) + "\n")
+    file.flush()
+
+
+def keep_blocks(folder: str | Path, count: int) -> None:
+    """Cut the record down to its first `count` blocks, before a run goes on from an older checkpoint."""
+    path = Path(folder) / RECORD
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if len(whole) < count:
+        raise InvalidInput("", f"has {len(whole)} blocks, not {count}", "Run again from the start", source=str(path))
+    _replace(path, b"".join(whole[:count]))
+
+
+def write_run(folder: str | Path, info: Mapping[str, Any]) -> None:
+    """Write run.json, creating its folder; readers see the old file or the new one, never a part."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(plain({"format": FORMAT, **info}), allow_nan=False, indent=1, ensure_ascii=False)
+    _replace(folder / RUN, (text + "\n").encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)  # mkstemp's files are for their owner only
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
