@@ -87,6 +87,7 @@ class RunConfig(Section):
 
     policies: list[str] = ["adaptsfl"]
     options: dict[str, dict[str, bool | int | float | str | list[int]]] = {}  # of policies, by their name
+    fleets: dict[str, dict[str, Any]] = {}  # by name, what each has instead of what [fleet] says
     seed: int = 0  # of everything random: weights, data, fleet, faults, policies; added to the sections' own
     rounds: int | None = None
     samples: int | None = None  # E: stochastic gradients per device

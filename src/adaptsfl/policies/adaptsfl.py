@@ -1,6 +1,7 @@
 """AdaptSFL: interval and cuts planned together, from what is measured and estimated now."""
 
 from adaptsfl import planner
+from adaptsfl.errors import InfeasiblePlan
 from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
 
 
@@ -11,6 +12,14 @@ class AdaptSFL(BasePolicy):
     estimates = True
 
     def decide(self, seen: Observation) -> Decision:
-        """Return the optimum of this moment's problem."""
+        """Return the optimum of this moment's problem; where drift is to be measured, with an interval that lets it."""
         plan = planner.plan(seen.problem())
+        if seen.limits.interval is None:
+            longest = min(seen.probe, seen.limits.max_interval or seen.probe)
+            for interval in range(longest, plan.interval, -1):
+                try:
+                    plan = planner.plan(seen.problem(interval=interval))
+                    break
+                except InfeasiblePlan:  # so long a drift would leave no progress, as far as is known
+                    continue
         return decision(plan.cuts, plan.interval)

@@ -25,6 +25,7 @@ class DepthAware(BasePolicy):
     """
 
     title = "DAMA+RMS"
+    divergence = True
 
     def __init__(self, first: int = 5, longest: int = LONGEST_DRAWN, decay: float = 0.8) -> None:
         self.longest = checks.whole_number("longest", longest)

@@ -40,6 +40,8 @@ class Observation:
         limits: the recipe's [planner]: what may be chosen.
         rng: seeded by run and block, so a random policy is the same whatever ran before it.
         present: which devices of the whole fleet these are, as indices from 0 on; empty where all are.
+        trusted_interval: the longest interval that the measurements behind `convergence` speak for.
+        probe: the least interval that lets drift be measured in this block; 1 where nothing is to be measured.
     """
 
     round: int
@@ -53,6 +55,8 @@ class Observation:
     divergence: FloatArray = field(default_factory=lambda: np.zeros(0))
     limits: PlannerConfig = field(default_factory=PlannerConfig)
     present: tuple[int, ...] = ()
+    trusted_interval: int = LONGEST_INTERVAL
+    probe: int = 1
 
     @property
     def devices(self) -> int:
@@ -71,8 +75,10 @@ class Observation:
 
     def problem(self, **fixed: Any) -> PlanProblem:
         """Return the planning problem of this moment; `interval` and `cuts` may be fixed."""
-        longest = LONGEST_INTERVAL if self.limits.max_interval is None else self.limits.max_interval
         chosen = {"interval": self.limits.interval, "cuts": self._fixed_cuts(), **fixed}
+        longest = LONGEST_INTERVAL if self.limits.max_interval is None else self.limits.max_interval
+        if chosen["interval"] is None:
+            longest = min(longest, self.trusted_interval)
         return PlanProblem(
             self.fleet,
             self.costs,
@@ -148,11 +154,13 @@ class Policy(Protocol):
         title: what people read in legends.
         trainer: who trains by its plans.
         estimates: whether it looks at `Observation.convergence`, so that constants are to be estimated.
+        divergence: whether it looks at `Observation.divergence`, so that it is to be measured.
     """
 
     title: ClassVar[str]
     trainer: ClassVar[Trainer]
     estimates: ClassVar[bool]
+    divergence: ClassVar[bool]
 
     def decide(self, seen: Observation) -> Decision:
         """Return how to train next. A policy may remember what it saw: it is asked once per block, in order."""
@@ -173,6 +181,7 @@ class BasePolicy:
     title: ClassVar[str] = ""
     trainer: ClassVar[Trainer] = "engine"
     estimates: ClassVar[bool] = False
+    divergence: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -87,6 +87,11 @@ class Faults:
         self.straggler_rate, self.straggler_factor = straggler_rate, straggler_factor
         self.participation, self.seed = participation, seed
 
+    @property
+    def active(self) -> bool:
+        """Whether a device may ever be absent."""
+        return self.participation < 1 or not (isinstance(self.presence, Recorded) and not any(self.presence.rounds))
+
     def present_at(self, round_: int) -> tuple[int, ...]:
         """Return the devices that are truly there, which may be none."""
         return tuple(device for device in range(self.devices) if self._is_there(device, round_))

@@ -34,6 +34,8 @@ class Block:
         estimates: what was believed about convergence when the plan was made; empty for policies that do not ask.
         resources: per rate of the fleet (see `fleet.RATES`), as measured when the plan was made, one per device.
         predicted_s: how long the planner thought the block would take.
+        measuring: extra exchanges, in rounds, that measuring took in the last round.
+        present: who took part, round by round; None if everybody did.
     """
 
     block: int
@@ -52,6 +54,8 @@ class Block:
     estimates: dict[str, object]
     resources: dict[str, tuple[float, ...]]
     predicted_s: float
+    measuring: int = 0
+    present: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def length_s(self) -> float:
@@ -142,4 +146,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "estimates": _mapping,
     "resources": lambda value: {key: tuple(_real(rate) for rate in rates) for key, rates in _mapping(value).items()},
     "predicted_s": _real,
+    "measuring": _whole,
+    "present": lambda value: None if value is None else tuple(tuple(map(_whole, devices)) for devices in value),
 }

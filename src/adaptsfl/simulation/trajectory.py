@@ -7,16 +7,18 @@ was taken before, in this run before it was interrupted, or under another fleet,
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from adaptsfl.errors import InvalidInput, TrainingDiverged
+from adaptsfl.errors import InvalidInput
 from adaptsfl.policies.policy import Trainer
+from adaptsfl.simulation.record import plain
 from adaptsfl.simulation.world import World
 from adaptsfl.training import Engine, Sequential, TrainingPlan
 from adaptsfl.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
@@ -27,7 +29,7 @@ from adaptsfl.training.estimate import (
     measure_constants,
     measure_drift,
 )
-from adaptsfl.training.loop import EXPLODED, check_loss
+from adaptsfl.training.loop import RoundRecord, check_round
 
 Measurement = Literal["drift", "constants"]
 Present = tuple[tuple[int, ...], ...]  # the devices in every round of a step
@@ -102,6 +104,7 @@ class Trajectory:
         trainer: who trains.
         store: steps taken before.
         folder: where checkpoints go; none are written without it.
+        divergence: whether to measure how far apart copies are before every averaging.
         on_round: called after every round that is trained, with its number and loss.
     """
 
@@ -112,10 +115,12 @@ class Trajectory:
         store: Store,
         *,
         folder: Path | None = None,
+        divergence: bool = False,
         on_round: Callable[[int, float], None] = lambda _round, _loss: None,
     ) -> None:
         self.world, self.trainer, self.store, self.folder, self.on_round = world, trainer, store, folder, on_round
-        self.key = sha256(f"{world.learning_identity} {trainer}".encode()).hexdigest()[:32]
+        self.divergence = divergence
+        self.key = sha256(f"{world.learning_identity} {trainer} {divergence}".encode()).hexdigest()[:32]
         self.round = 0
         self._waiting: list[tuple[str, Step]] = []  # steps that the store knew, not trained here
         self._trained_key, self._trained_round, self._saved_round = self.key, 0, 0
@@ -131,11 +136,11 @@ class Trajectory:
             known = self._train(step)
             self.store.add(key, known)
             self._trained_key = key
-            self.key = key
             if self._trained_round - self._saved_round >= self.world.run.checkpoint_every:
                 self.save()
         else:
             self._waiting.append((key, step))
+            self._first_loss = self._first_loss or known.losses[0]
         self.key, self.round = key, self.round + step.rounds
         return known
 
@@ -206,7 +211,7 @@ class Trajectory:
             weights=None if self.trainer == "centralized" else world.data.weights.tolist(),
             statistics=training.statistics,
             device=training.device,
-            record_divergence=True,
+            record_divergence=self.divergence,
         )
 
     def _train(self, step: Step) -> Learned:
@@ -218,32 +223,67 @@ class Trajectory:
                 made.change_plan(plan)
         # What dropout draws depends on where the step begins, not on what else this process did.
         torch.manual_seed(int.from_bytes(sha256(f"{self.world.seed} {self._trained_round}".encode()).digest()[:7]))
-        losses, evaluations = [], []
-        drift, constants = None, None
+        learned: list[float] = []
+        evaluations: list[tuple[int, float, float]] = []
+        measured: dict[str, Any] = {}
         for k in range(step.rounds):
-            t = self._trained_round + 1
-            present = None if step.present is None else step.present[k]
-            batches = self.world.batches(t, present)
-            probe = None
-            if k == step.rounds - 1 and isinstance(made, Engine) and step.measure is not None:
-                if step.measure == "drift":
-                    drift = measure_drift(made, batches, present)
-                else:
-                    constants = measure_constants(made, batches, present)
-                    probe = SmoothnessProbe(made, batches, present) if constants.smoothness is None else None
-            if self.trainer == "centralized":
-                batches = [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))]
-                loss = float(made.round(batches).mean())
-            else:
-                loss = float(made.round(batches, present).mean())
-            if probe is not None and constants is not None and isinstance(made, Engine):
-                constants = constants.with_smoothness(probe.measure(made))
-            check_loss(t, loss, self._first_loss)
-            self._first_loss = self._first_loss or loss
-            self._trained_round = t
-            losses.append(loss)
-            if t % self.world.run.evaluate_every == 0 or (step.evaluate_last and k == step.rounds - 1):
-                evaluations.append((t, *self.world.evaluate(made.state())))
-            self.on_round(t, loss)
-        divergence = tuple(made.last_divergence) if isinstance(made, Engine) else ()
-        return Learned(tuple(losses), tuple(evaluations), divergence, drift, constants)
+            last = k == step.rounds - 1
+            measure = step.measure if last else None
+            loss = self._round(made, None if step.present is None else step.present[k], measure, measured)
+            learned.append(loss)
+            if self._trained_round % self.world.run.evaluate_every == 0 or (step.evaluate_last and last):
+                evaluations.append((self._trained_round, *self.world.evaluate(made.state())))
+            self.on_round(self._trained_round, loss)
+        divergence = made.last_divergence if isinstance(made, Engine) else {}
+        apart = tuple(divergence.get(layer, 0.0) for layer in range(1, step.deepest + 1)) if divergence else ()
+        return Learned(tuple(learned), tuple(evaluations), apart, **measured)
+
+    def _round(
+        self,
+        made: Engine | Sequential,
+        present: tuple[int, ...] | None,
+        measure: Measurement | None,
+        measured: dict[str, Any],
+    ) -> float:
+        """Train one round, after measuring on its mini-batches what is to be measured; return the mean loss."""
+        t = self._trained_round + 1
+        batches = self.world.batches(t, present)
+        probe: SmoothnessProbe | None = None
+        if isinstance(made, Engine) and measure == "drift":
+            measured["drift"] = measure_drift(made, batches, present)
+        elif isinstance(made, Engine) and measure == "constants":
+            measured["constants"] = sample = measure_constants(made, batches, present)
+            probe = SmoothnessProbe(made, batches, present) if sample.smoothness is None else None
+        if self.trainer == "centralized":
+            pooled = [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))]
+            losses = made.round(pooled)
+        else:
+            losses = made.round(batches, present)
+        if probe is not None and isinstance(made, Engine):
+            measured["constants"] = replace(measured["constants"], smoothness=probe.measure(made))
+        record = RoundRecord(t, tuple(losses.tolist()), None if self.trainer == "centralized" else present)
+        check_round(record, self._first_loss)
+        self._first_loss = self._first_loss or record.loss
+        self._trained_round = t
+        return record.loss
+
+
+def _to_data(learned: Learned) -> dict[str, Any]:
+    data: dict[str, Any] = plain(learned)
+    return data
+
+
+def _from_data(data: dict[str, Any]) -> Learned:
+    drift, constants = data["drift"], data["constants"]
+    if drift is not None:
+        arrays = {name: np.array(drift[name], dtype=np.float64) for name in ("squared_norm", "lost", "drift", "spread")}
+        drift = DriftSample(drift["age"], drift["deepest"], **arrays)
+    if constants is not None:
+        constants = ConstantsSample(
+            constants["smoothness"],
+            tuple(constants["devices"]),
+            np.array(constants["squared_norms"], dtype=np.float64),
+            np.array(constants["variance"], dtype=np.float64),
+        )
+    evaluations = tuple((int(t), float(accuracy), float(loss)) for t, accuracy, loss in data["evaluations"])
+    return Learned(tuple(data["losses"]), evaluations, tuple(data["divergence"]), drift, constants)

@@ -23,6 +23,8 @@ from adaptsfl.training.stack import mean
 
 # Rounds of training that one `measure_drift` takes: a gradient at the copies and one at their mean.
 DRIFT_COST = 2
+# The same for `measure_constants`: two gradients per device in halves, which are slower by themselves.
+CONSTANTS_COST = 4
 # Copies closer than this say nothing about smoothness.
 SMALLEST_DISTANCE = 1e-10
 

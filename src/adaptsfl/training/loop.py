@@ -69,7 +69,7 @@ def train(
             given = batches(t)
             here = present_devices(present(t), len(given))
             record = RoundRecord(t, _floats(trainer.round([given[k] for k in here], here)), here)
-        _check(record, first)
+        check_round(record, first)
         first = record.loss if first is None else first
         yield record
 
@@ -78,7 +78,8 @@ def _floats(losses: Tensor) -> tuple[float, ...]:
     return tuple(float(loss) for loss in losses.tolist())
 
 
-def _check(record: RoundRecord, first: float | None) -> None:
+def check_round(record: RoundRecord, first: float | None) -> None:
+    """Raise TrainingDiverged where a loss is not finite, or the mean exploded since the first round's."""
     remedy = "Lower the learning rate, or use a model with normalisation; weights from before this round may be sound."
     devices = range(len(record.losses)) if record.present is None else record.present
     for device, loss in zip(devices, record.losses, strict=True):

@@ -1,0 +1,246 @@
+"""An experiment: several policies, seeds and fleets from one recipe, in one folder; safe to stop and to start again.
+
+EXPERIMENT/
+  recipe.json             the recipe with every default filled in
+  trajectories/           what was learned, by schedule: runs with the same schedule share it
+  adaptsfl-seed0/         run.json  record.jsonl  checkpoint…  model.safetensors
+  rma+rms-seed0/          …
+
+A run that was stopped is started again by the same call. Its blocks are decided anew, with the same outcome, and what
+was already learned is looked up, so it goes on where it stopped.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import adaptsfl
+from adaptsfl import checks
+from adaptsfl.config import FleetConfig, Recipe, RunConfig, parse
+from adaptsfl.errors import InvalidInput, NotWritten
+from adaptsfl.files import replace_file, write_tensors
+from adaptsfl.loading import inside
+from adaptsfl.policies import Policy, make_policy
+from adaptsfl.simulation.faults import faults_from
+from adaptsfl.simulation.folder import RECORD, RUN, Run, append_block, read_run, write_run
+from adaptsfl.simulation.record import Block, plain
+from adaptsfl.simulation.run import Simulation
+from adaptsfl.simulation.trajectory import Store, Trajectory
+from adaptsfl.simulation.world import World, make_world
+
+RECIPE, MODEL, TRAJECTORIES = "recipe.json", "model.safetensors", "trajectories"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of an experiment: its policy by name, its seed, and its fleet by name where there are several."""
+
+    policy: str
+    seed: int
+    fleet: str = ""
+
+    @property
+    def folder_name(self) -> str:
+        """What its folder is called."""
+        policy = self.policy.replace(":", ".").replace("/", "-")
+        return "-".join(part for part in (policy, self.fleet, f"seed{self.seed}") if part)
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who is told how things go: when a run begins, after every round that is trained, and after every block."""
+
+    begins: Callable[[Job, World], None] = lambda _job, _world: None
+    on_round: Callable[[int, float], None] = lambda _round, _loss: None
+    on_block: Callable[[Block], None] = lambda _block: None
+    ends: Callable[[Run], None] = lambda _run: None
+
+
+class Experiment:
+    """All runs of a recipe, in `folder`.
+
+    Args:
+        policies: their names; those of the recipe if not given. Options come from the recipe's [run.options].
+        seeds: how many, from the recipe's own seed on.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, *, policies: Sequence[str] = (), seeds: int = 1) -> None:
+        run = recipe.run or RunConfig()
+        self.recipe = recipe.model_copy(update={"run": run})
+        self.folder = folder
+        checks.whole_number("seeds", seeds)
+        names = list(policies) or run.policies
+        if not names or len(set(names)) < len(names):
+            raise InvalidInput("run.policies", f"is {names}", "Give at least one policy, each once")
+        for name in names:
+            self.make_policy(name)
+        for name in run.options:
+            if name not in names:
+                make_policy(name)  # unknown names are refused; known ones may be for another call
+        fleets = list(run.fleets) or [""]
+        self.jobs = [Job(name, run.seed + seed, fleet) for seed in range(seeds) for fleet in fleets for name in names]
+        self._worlds: dict[tuple[int, str], World] = {}
+        self._stores: dict[str, Store] = {}
+
+    def make_policy(self, name: str) -> Policy:
+        """Return a new policy with its options from the recipe; `fixed@2` is `fixed` with the options of that name."""
+        assert self.recipe.run is not None
+        with inside("run"):
+            return make_policy(name.partition("@")[0], **self.recipe.run.options.get(name, {}))
+
+    def execute(self, watcher: Watcher | None = None) -> list[Run]:
+        """Do every run that is not done yet; return all, in order."""
+        watcher = watcher or Watcher()
+        with _writing(self.folder):
+            self._claim()
+        return [self._run(job, watcher) for job in self.jobs]
+
+    def _claim(self) -> None:
+        """Write down whose folder this is, or refuse one that holds another experiment."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / RECIPE
+        mine = plain(self.recipe.model_dump(mode="json", exclude={"run": {"policies"}}))
+        if file.exists():
+            try:
+                theirs = json.loads(file.read_text())
+            except ValueError:
+                theirs = None
+            if theirs != mine:
+                key = _first_difference(theirs, mine)
+                remedy = "Give another folder by --out, or remove this one to begin anew"
+                raise InvalidInput(key, "is another than in the experiment in this folder", remedy, source=str(file))
+        else:
+            replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
+
+    def world(self, job: Job) -> World:
+        """Return the world of a job; jobs with the same seed and fleet share it."""
+        key = (job.seed, job.fleet)
+        if key not in self._worlds:
+            self._worlds.clear()  # one at a time in memory
+            self._worlds[key] = make_world(self._recipe_for(job.fleet), job.seed)
+        return self._worlds[key]
+
+    def _recipe_for(self, fleet: str) -> Recipe:
+        assert self.recipe.run is not None
+        changes = self.recipe.run.fleets.get(fleet)
+        if not changes:
+            return self.recipe
+        content = {**self.recipe.fleet.model_dump(exclude_unset=True), **changes}
+        with inside(f"run.fleets.{fleet}"):
+            return self.recipe.model_copy(update={"fleet": parse(FleetConfig, content)})
+
+    def _store(self, world: World) -> Store:
+        name = world.learning_identity
+        if name not in self._stores:
+            self._stores[name] = Store(self.folder / TRAJECTORIES / f"{name}.jsonl")
+        return self._stores[name]
+
+    def _run(self, job: Job, watcher: Watcher) -> Run:
+        folder = self.folder / job.folder_name
+        if (folder / RUN).exists():
+            found = read_run(folder)
+            if found.status == "done":
+                return found
+        world = self.world(job)
+        policy = self.make_policy(job.policy)
+        with inside("faults"):
+            names = [world.fleet_at(1).name(k) for k in range(world.devices)]
+            faults = faults_from(world.recipe.faults, names)
+        watcher.begins(job, world)
+        trajectory = Trajectory(
+            world,
+            policy.trainer,
+            self._store(world),
+            folder=folder,
+            divergence=policy.divergence,
+            on_round=watcher.on_round,
+        )
+        simulation = Simulation(world, policy, faults, trajectory)
+        info = _about(job, world, policy)
+        started = time.monotonic()
+        with _writing(folder):
+            write_run(folder, {**info, "status": "running"})
+            status = "failed"
+            try:
+                with (folder / RECORD).open("w") as record:
+                    for block in simulation:
+                        append_block(record, block)
+                        watcher.on_block(block)
+                status = "done"
+                state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
+                replace_file(folder / MODEL, lambda path: write_tensors(path, state))
+            except KeyboardInterrupt:
+                status = "stopped"
+                raise
+            finally:
+                wall_s = time.monotonic() - started
+                write_run(folder, {**info, "status": status, "ended_by": simulation.ended_by, "wall_s": wall_s})
+                trajectory.save()
+        run = read_run(folder)
+        watcher.ends(run)
+        return run
+
+
+def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
+    """Return what run.json says from the start."""
+    fleet, costs = world.fleet_at(1), plain(world.costs)
+    layers = costs.pop("names")
+    return {
+        "name": world.recipe.name,
+        "policy": job.policy,
+        "title": title_of(job.policy, policy),
+        "trainer": policy.trainer,
+        "seed": job.seed,
+        "fleet": job.fleet,
+        "recipe": world.recipe.model_dump(mode="json"),
+        "versions": {
+            "adaptsfl": adaptsfl.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "devices": [fleet.name(k) for k in range(fleet.size)],
+        "layers": layers or [f"layer {k}" for k in range(1, world.costs.layers + 1)],
+        "batch_size": world.batch_size,
+        "costs": costs,
+        "server": plain(fleet.server),
+        "targets": targets_of(world.run),
+    }
+
+
+def title_of(name: str, policy: Policy) -> str:
+    """Return what people read: the policy's title, and which of several it is."""
+    variant = name.partition("@")[2]
+    return f"{policy.title} {variant}" if variant else policy.title
+
+
+def targets_of(run: RunConfig) -> list[float]:
+    """Return the accuracies to which times are reported, in order."""
+    own = [] if run.target_accuracy is None else [run.target_accuracy]
+    return sorted({*run.targets, *own})
+
+
+def _first_difference(theirs: Any, mine: Any, field: str = "") -> str:
+    """Return the key at which two recipes first differ."""
+    if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
+        for key in [*mine, *theirs]:
+            if theirs.get(key) != mine.get(key):
+                inner = f"{field}.{key}" if field else key
+                return _first_difference(theirs.get(key), mine.get(key), inner)
+    return field or "recipe"
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a missing permission into words."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "Free some space or give another folder by --out; the same call goes on where this one stopped."
+        raise NotWritten(f"{folder}: cannot be written ({error.strerror or error}). {remedy}") from error

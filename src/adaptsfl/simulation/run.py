@@ -1,0 +1,242 @@
+"""One run: a policy decides, the trajectory learns, the clock charges, the record remembers; block by block."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.policies import Decision, Observation, Policy, Trainer
+from adaptsfl.simulation.beliefs import MovingFleet, beliefs_from
+from adaptsfl.simulation.clock import Elapsed, round_time, together
+from adaptsfl.simulation.faults import Faults
+from adaptsfl.simulation.record import Block
+from adaptsfl.simulation.trajectory import Learned, Step, Trajectory
+from adaptsfl.simulation.world import World
+from adaptsfl.training import TrainingPlan
+from adaptsfl.training.schedule import Schedule
+
+POLICY_STREAM = 20  # of randomness, beside those of the fleet and of faults
+# The paper's rule: accuracy has risen by less than this over so many evaluations.
+CONVERGED_RISE, CONVERGED_OVER = 2e-4, 5
+
+
+@dataclass(frozen=True)
+class Charged:
+    """The clock's account of one block.
+
+    Attributes:
+        elapsed: all of it.
+        ends_s: virtual seconds at the end of every round, since the run began.
+    """
+
+    elapsed: Elapsed
+    ends_s: tuple[float, ...]
+
+
+class Clock:
+    """Virtual time over the rounds of a run, with each round's true resources."""
+
+    def __init__(self, world: World, faults: Faults, trainer: Trainer) -> None:
+        self.world, self.faults, self.trainer = world, faults, trainer
+        self.now_s = 0.0
+        self.schedule: Schedule | None = None
+
+    def charge(
+        self, decision: Decision, step: Step, members: Sequence[int], first_round: int, measuring: int
+    ) -> Charged:
+        """Charge one block; `measuring` rounds' worth of exchanges come on top of its last round."""
+        rounds: list[Elapsed] = []
+        ends: list[float] = []
+        for k in range(step.rounds):
+            t = first_round + k
+            present = members if step.present is None else step.present[k]
+            fleet = self.faults.slowed(self.world.fleet_at(t), t - 1)
+            here = fleet if len(present) == fleet.size else fleet.subset(present)
+            cuts = [decision.cuts[members.index(device)] for device in present]
+            new = [self._round(decision.plan, cuts, here)]
+            if measuring and k == step.rounds - 1:
+                new += [round_time(self.trainer, cuts, here, self.world.costs, self.world.batch_size)] * measuring
+            rounds += new
+            self.now_s += sum(elapsed.total_s for elapsed in new)
+            ends.append(self.now_s)
+        return Charged(together(rounds), tuple(ends))
+
+    def _round(self, plan: TrainingPlan, cuts: Sequence[int], fleet: Fleet) -> Elapsed:
+        if self.schedule is None:
+            self.schedule = Schedule(plan)
+        elif plan != self.schedule.plan:
+            self.schedule.change(plan)
+        averaged = self.schedule.advance()
+        return round_time(self.trainer, cuts, fleet, self.world.costs, self.world.batch_size, averaged)
+
+
+class Simulation:
+    """A policy in a world. Iterating gives one `Block` after another until the recipe's end is reached.
+
+    Attributes:
+        ended_by: what ended it: rounds, samples, seconds, target or converged; empty before.
+    """
+
+    def __init__(self, world: World, policy: Policy, faults: Faults, trajectory: Trajectory) -> None:
+        self.world, self.policy, self.faults, self.trajectory = world, policy, faults, trajectory
+        self.clock = Clock(world, faults, policy.trainer)
+        self.beliefs = beliefs_from(world.recipe, world.costs.layers)
+        self.ended_by = ""
+        self._measured_fleet = MovingFleet()
+        self._measured_at: int | None = None  # the round of the last measurement of drift or constants
+        self._divergence: tuple[float, ...] = ()
+        self._accuracies: list[float] = []
+
+    def __iter__(self) -> Iterator[Block]:
+        rounds, blocks = 0, 0
+        while not self.ended_by:
+            block = self._block(rounds, blocks)
+            rounds, blocks = rounds + block.rounds, blocks + 1
+            self.ended_by = self._end(rounds, block)
+            yield block
+
+    def _block(self, rounds: int, blocks: int) -> Block:
+        """Decide, train, charge and record one block."""
+        first = rounds + 1
+        members = self.faults.taking_part(rounds)
+        everybody = len(members) == self.world.devices
+        fleet = self._observed(first)
+        here = fleet if everybody else fleet.subset(members)
+        due = self._measurement_due(rounds)
+        seen = Observation(
+            round=rounds,
+            block=blocks,
+            fleet=here,
+            costs=self.world.costs,
+            batch_size=self.world.batch_size,
+            convergence=self.beliefs.model(len(members)),
+            epoch_rounds=self.world.epoch_rounds,
+            rng=np.random.default_rng([self.world.seed, POLICY_STREAM, blocks]),
+            divergence=np.array(self._divergence),
+            limits=self.world.recipe.planner,
+            present=() if everybody else members,
+            trusted_interval=self.beliefs.trusted_interval,
+            probe=self.beliefs.probe if due else 1,
+        )
+        decision = self.policy.decide(seen)
+        step = self._step(decision, rounds, members, measure=due)
+        learned = self.trajectory.advance(step)
+        measuring = self.beliefs.cost if step.measure is not None else 0
+        charged = self.clock.charge(decision, step, members, first, measuring)
+        estimates = self.beliefs.data() if self.policy.estimates else {}
+        for t in range(first + 1, first + step.rounds):
+            self._observed(t)  # every round's rates are measured; the first one's were, above
+        self._learn(learned, step, rounds)
+        return self._record(decision, step, learned, charged, members, here, estimates, blocks)
+
+    def _observed(self, round_: int) -> Fleet:
+        """Return the fleet as the policy sees it: smoothed for those who plan by measured drift, else of the moment."""
+        measured = self.world.measured_at(round_)
+        smoothed = self._measured_fleet.observe(measured)
+        return smoothed if self.policy.estimates and self.world.recipe.adapt.mode == "calibrated" else measured
+
+    def _measurement_due(self, rounds: int) -> bool:
+        if not self.policy.estimates or self.beliefs.measurement is None:
+            return False
+        return self._measured_at is None or rounds - self._measured_at >= self.world.recipe.adapt.measure_every
+
+    def _step(self, decision: Decision, rounds: int, members: tuple[int, ...], *, measure: bool) -> Step:
+        left = self._rounds_left(rounds)
+        length = decision.length if left is None else min(decision.length, left)
+        present = None
+        if self.faults.active:
+            present = tuple(self.faults.still_there(rounds, rounds + k) for k in range(length))
+        plan = decision.plan
+        drifts = length >= 2 and (plan.interval is None or plan.interval >= 2)
+        wanted = self.beliefs.measurement if measure and (drifts or self.beliefs.probe == 1) else None
+        return Step(
+            rounds=length,
+            interval=plan.interval,
+            deepest=plan.deepest,
+            layer_intervals=tuple(sorted(plan.layer_intervals.items())),
+            present=present,
+            measure=wanted,
+            evaluate_last=left is not None and length == left,
+        )
+
+    def _rounds_left(self, rounds: int) -> int | None:
+        run = self.world.run
+        limits = [run.rounds] if run.rounds is not None else []
+        if run.samples is not None:
+            limits.append(-(-run.samples // self.world.batch_size))
+        return min(limits) - rounds if limits else None
+
+    def _learn(self, learned: Learned, step: Step, rounds: int) -> None:
+        self.beliefs.learn(learned)
+        if step.measure is not None:
+            self._measured_at = rounds + step.rounds
+        self._divergence = learned.divergence
+        self._accuracies += [accuracy for _, accuracy, _ in learned.evaluations]
+
+    def _record(
+        self,
+        decision: Decision,
+        step: Step,
+        learned: Learned,
+        charged: Charged,
+        members: tuple[int, ...],
+        observed: Fleet,
+        estimates: dict[str, object],
+        blocks: int,
+    ) -> Block:
+        first = self.trajectory.round - step.rounds + 1
+        cuts = np.zeros(self.world.devices, dtype=int)
+        cuts[list(members)] = decision.cuts
+        rates = {name: np.full(self.world.devices, np.nan) for name in RATES}
+        for name, values in rates.items():
+            values[list(members)] = getattr(observed, name)
+        return Block(
+            block=blocks + 1,
+            first_round=first,
+            rounds=step.rounds,
+            time_s=self.clock.now_s,
+            interval=step.interval,
+            cuts=tuple(int(cut) for cut in cuts),
+            deepest=step.deepest,
+            layer_intervals={str(layer): interval for layer, interval in step.layer_intervals},
+            seconds=dict(charged.elapsed.seconds),
+            bottleneck=charged.elapsed.bottleneck,
+            bits=charged.elapsed.bits,
+            loss=float(np.mean(learned.losses)),
+            evaluations=tuple(
+                (t, charged.ends_s[t - first], accuracy, loss) for t, accuracy, loss in learned.evaluations
+            ),
+            estimates=estimates,
+            resources={name: tuple(values.tolist()) for name, values in rates.items()},
+            predicted_s=self._predicted_s(decision, step, observed),
+            measuring=self.beliefs.cost if step.measure is not None else 0,
+            present=step.present,
+        )
+
+    def _predicted_s(self, decision: Decision, step: Step, observed: Fleet) -> float:
+        """Return how long the block takes if everybody stays and rates stay as observed."""
+        schedule = Schedule(decision.plan)
+        size, costs = self.world.batch_size, self.world.costs
+        rounds = [
+            round_time(self.policy.trainer, decision.cuts, observed, costs, size, schedule.advance())
+            for _ in range(step.rounds)
+        ]
+        return together(rounds).total_s
+
+    def _end(self, rounds: int, block: Block) -> str:
+        """Return what ends the run now; nothing if it goes on."""
+        run = self.world.run
+        if run.target_accuracy is not None and any(row[2] >= run.target_accuracy for row in block.evaluations):
+            return "target"
+        if run.rounds is not None and rounds >= run.rounds:
+            return "rounds"
+        if run.samples is not None and rounds * self.world.batch_size >= run.samples:
+            return "samples"
+        if run.seconds is not None and block.time_s >= run.seconds:
+            return "seconds"
+        return "converged" if run.converged and self._converged() else ""
+
+    def _converged(self) -> bool:
+        recent, before = self._accuracies[-CONVERGED_OVER:], self._accuracies[:-CONVERGED_OVER]
+        return bool(before) and max(recent) - max(before) < CONVERGED_RISE
