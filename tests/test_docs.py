@@ -13,7 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from adaptsfl.cli import app
+from adaptsfl.config import FaultsConfig
 from adaptsfl.loading import load_problem
+from adaptsfl.policies import POLICIES, option_names
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -107,7 +109,7 @@ def without_solve_time(text: str) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("guide", ["models", "training"])
+@pytest.mark.parametrize("guide", ["models", "training", "policies"])
 def test_guides_print_what_they_say(guide):
     """All Python blocks of a page run one after the other; blocks without a language are what they print."""
     page = DOCS / f"{guide}.md"
@@ -121,3 +123,12 @@ def test_guides_print_what_they_say(guide):
             said += text
     assert said
     assert printed.getvalue() == said
+
+
+def test_the_page_of_policies_has_every_policy_with_its_options_and_every_key_of_faults():
+    text = (DOCS / "policies.md").read_text()
+    for name in POLICIES:
+        (row,) = re.findall(rf"^\| `{re.escape(name)}` \|.*\|$", text, flags=re.MULTILINE)
+        assert set(re.findall(r"`(\w+)`", row.split("|")[-2])) == set(option_names(name)), name
+    for key in FaultsConfig.model_fields:
+        assert f"`{key}`" in text

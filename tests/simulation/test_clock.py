@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from adaptsfl import latency
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
+from adaptsfl.policies import make_policy
 from adaptsfl.simulation.clock import Elapsed, averaged_costs, round_time, together
+from policies.observations import of
 from problems import Small, by_hand, small_problems
 
 UNRESTRICTED = small_problems(Small(restricted=False))
@@ -97,6 +99,18 @@ def test_a_relay_by_hand():
     assert relay.waited_for["a1"] == relay.waited_for["b1"] == "device 1"
     assert relay.waited_for["a2"] == "device 2"
     assert relay.bits == 160 + 192
+
+
+def test_a_phase_that_does_not_take_place_waits_for_nobody():
+    alone = timed(by_hand(), "engine", [2, 2])
+    assert [phase for phase in PHASES if alone.waited_for[phase] == ""] == ["b1", "b2", "b3"]
+
+
+@given(UNRESTRICTED)
+def test_vanilla_split_learning_takes_the_cut_with_the_shortest_relay(problem):
+    chosen = make_policy("vanilla-sl").decide(of(problem)).cuts
+    every = [timed(problem, "relay", [cut] * problem.devices).total_s for cut in range(1, problem.layers + 1)]
+    assert timed(problem, "relay", chosen).total_s == pytest.approx(min(every), rel=1e-9)
 
 
 def test_a_device_that_is_alone_relays_nothing():

@@ -30,7 +30,10 @@ class VanillaSplit(OneCut):
         """Return the seconds of a round for every cut: one device after the other, each sending its model on."""
         cuts = every_cut(seen)
         moment = (seen.costs, seen.fleet, cuts)
-        sent_on = latency.client_model_upload_s(*moment) + latency.client_model_download_s(*moment)
+        # A device that is alone has nobody to send its model to.
+        sent_on = (latency.client_model_upload_s(*moment) + latency.client_model_download_s(*moment)) * (
+            seen.devices > 1
+        )
         there = latency.to_server_s(*moment, seen.batch_size)
         back = latency.from_server_s(*moment, seen.batch_size)
         return np.sum(there + back + sent_on, axis=-1) + latency.server_turn_s(*moment, seen.batch_size)

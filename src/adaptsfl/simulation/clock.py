@@ -111,13 +111,11 @@ def _parallel(cuts: IntArray, fleet: Fleet, costs: CutCosts, batch_size: int, av
     Where every device has copies of layers beyond the deepest cut (SplitFed V1), all of those copies are on the edge
     server, which averages them without sending anything.
     """
-    charged = averaged_costs(costs, averaged, int(cuts.max()))
-    every_round = [time for time in latency.phase_times(costs, fleet, cuts, batch_size) if time.every_round]
-    averaging = [time for time in latency.phase_times(charged, fleet, cuts, batch_size) if not time.every_round]
+    times = [time for time in latency.phase_times(costs, fleet, cuts, batch_size) if time.every_round]
     bits = batch_size * float(np.sum(costs.activation_bits[cuts - 1] + costs.gradient_bits[cuts - 1]))
-    times = every_round
     if len(averaged):
-        times = every_round + averaging
+        charged = averaged_costs(costs, averaged, int(cuts.max()))
+        times += [time for time in latency.phase_times(charged, fleet, cuts, batch_size) if not time.every_round]
         one_way = np.sum(charged.client_model_bits[cuts - 1]) + latency.non_common_bits(charged, cuts)
         bits += 2 * float(one_way)
     return _elapsed({time.phase: (time.seconds, time.bottleneck) for time in times}, bits)
