@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
-from adaptsfl.report.series import PHASE_COLOURS, Axis, Series, curve, group, points
+from adaptsfl.report.series import OURS, PHASE_COLOURS, Axis, Series, curve, group, points
 from adaptsfl.simulation.folder import Run
 
 if TYPE_CHECKING:
@@ -122,9 +122,16 @@ def _plan(figure: "Figure", members: Sequence[Series]) -> None:
 
 
 def _steps(axes: "Axes", edges: Any, values: Sequence[float], series: Series) -> None:
-    last = values[-1:]
+    if not values:
+        return
     axes.step(
-        edges, [*values, *last], where="post", linewidth=1.4, alpha=0.85, label=_plain(series.label), **_look(series)
+        edges,
+        [*values, values[-1]],
+        where="post",
+        linewidth=1.4,
+        alpha=0.85,
+        label=_plain(series.label),
+        **_look(series),
     )
 
 
@@ -141,7 +148,8 @@ def mean_phase_s(series: Series, phase: str) -> float:
 
 def _look(series: Series) -> dict[str, Any]:
     dashes = tuple(float(length) for length in series.dash.split())
-    return {"color": series.colour, "linestyle": (0, dashes) if dashes else "-"}
+    on_top = 3 if series.policy == OURS else 2
+    return {"color": series.colour, "linestyle": (0, dashes) if dashes else "-", "zorder": on_top}
 
 
 def _plain(label: str) -> str:

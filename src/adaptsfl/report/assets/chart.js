@@ -87,7 +87,7 @@ function frame(host, { label, height, x, y, left = 46, right = 10, bottom = 38, 
   const sy = (value) => height - bottom - ((value - y.low) / (y.high - y.low)) * (height - bottom - top);
   const scale = x.scale || 1;
   const back = svg("g", { "aria-hidden": "true" });
-  for (const tick of x.ticks || ticks(x.low / scale, x.high / scale, Math.max(3, (width - left) / 90))) {
+  for (const tick of x.ticks || ticks(x.low / scale, x.high / scale, Math.max(4, (width - left) / 90))) {
     const at = sx(tick * scale);
     back.append(svg("line", { class: "grid", x1: at, x2: at, y1: height - bottom, y2: height - bottom + 4 }),
       svg("text", { x: at, y: height - bottom + 17, "text-anchor": "middle" }, (x.write || digits)(tick)));

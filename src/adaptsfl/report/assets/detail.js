@@ -158,7 +158,7 @@ function drawLanes() {
   });
   byId("block-name").textContent = `${now.block}`;
   const some = now.devices.length < now.of ? ` ${now.devices.length} of ${now.of} devices are shown, the slowest among them.` : "";
-  byId("lane-note").textContent = `As the plan saw it, with the resources measured when the block began: ${seconds(now.length)} for a round. Gaps are waiting.${some}`;
+  byId("lane-note").textContent = `Block ${now.block} as its plan saw it, with the resources measured when it began: ${seconds(now.length)} for a round. Gaps are waiting.${some}`;
 }
 
 function drawEstimates() {
@@ -228,6 +228,7 @@ function drawAll() {
 
 function chooseRun(index) {
   detail = data.details[index];
+  byId("run-name").textContent = `: ${detail.label}`;
   byId("choose-block").max = Math.max(0, detail.timelines.length - 1);
   byId("choose-block").value = Math.floor(detail.timelines.length / 2);
 }

@@ -1,0 +1,134 @@
+"""The page as text: what it says, how large it gets, and that it fetches nothing."""
+
+import base64
+import dataclasses
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+
+from adaptsfl.errors import InvalidInput
+from adaptsfl.latency import PHASES
+from adaptsfl.report.page import page_text, write_page
+from adaptsfl.report.page_data import MOST_COLUMNS, MOST_ROWS, page_data
+from adaptsfl.simulation.folder import find_runs
+from simulated_runs import write_simulated_run
+
+MEGABYTE = 1_000_000
+
+
+def embedded(text: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1))
+
+
+def test_nothing_is_fetched(runs):
+    text = page_text(runs)
+    assert not re.findall(r"""(?:src|href|action|data)\s*=\s*["']?\s*(?:https?:)?//""", text)
+    assert not re.findall(r"url\(|@import|\bfetch\(|XMLHttpRequest|WebSocket|\bimport\(|<link|<img|<iframe", text)
+    assert "default-src 'none'" in text
+    assert "unsafe" not in text
+
+
+def test_nothing_is_left_to_fill_in(runs):
+    assert not re.findall(r"\{\{\w+\}\}", page_text(runs))
+
+
+def test_the_page_says_what_was_run_and_how_it_went(runs):
+    text = html.unescape(page_text(runs))
+    for words in (
+        "VGG-16 on twenty devices",
+        "4 policies, 2 seeds, 6 devices, a model of 16 layers, batches of 16",
+        "adaptsfl-seed1",
+        "learning_rate</dt><dd>0.05",
+        "options.classes</dt><dd>10",
+        "name</dt><dd>adaptsfl, ma+rms, rma+ms, rma+rms",
+        "torch</dt><dd>2.13.0",
+    ):
+        assert words in text, words
+    assert "did not finish" not in text
+    stopped = [dataclasses.replace(runs[0], status="stopped", ended_by="seconds"), *runs[1:]]
+    assert "1 of 8 runs did not finish" in page_text(stopped)
+
+
+def test_users_text_is_escaped(runs):
+    wild = "</script><b>'\"&{{data}}"
+    run = dataclasses.replace(runs[0], name=wild, title=wild, recipe={wild: wild}, devices=(wild, *runs[0].devices[1:]))
+    text = page_text([run])
+    assert text.count("</script>") == 2
+    assert wild not in text
+    assert "<b>'" not in text
+    assert embedded(text)["series"][0]["label"] == wild
+    assert embedded(text)["details"][0]["plan"]["rows"][0] == wild
+
+
+def test_seconds_by_phase_are_those_of_the_record(runs):
+    first = page_data(runs)["series"][0]
+    ours = [run for run in runs if run.policy == "adaptsfl"]
+    for phase in PHASES:
+        mean = np.mean([sum(block.seconds[phase] for block in run.blocks) for run in ours])
+        assert first["phases"][phase] == pytest.approx(mean, rel=1e-4)
+
+
+def test_cuts_can_be_read_back(runs):
+    run = runs[0]
+    plan = page_data([run])["details"][0]["plan"]
+    cuts = np.frombuffer(base64.b64decode(plan["cuts"]), dtype="u1").reshape(len(plan["rows"]), -1)
+    assert cuts.T.tolist() == [list(block.cuts) for block in run.blocks]
+    assert plan["interval"] == [block.interval for block in run.blocks]
+
+
+def test_only_scalar_estimates_are_shown(runs):
+    ours = page_data(runs)["details"][0]["estimates"]["values"]
+    assert list(ours) == ["gradient_norm2", "drift_share", "power"]
+
+
+def test_a_large_experiment_stays_small(tmp_path):
+    """Four policies, two seeds, 1000 blocks and 100 devices."""
+    for name in ("adaptsfl", "rma+rms"):
+        write_simulated_run(tmp_path / f"{name}-seed0", name, name, 0, devices=120, blocks=1000)
+    large = find_runs([tmp_path])
+    many = [
+        dataclasses.replace(run, policy=f"{run.policy}{k}", title=f"{run.title} {k}") for run in large for k in range(4)
+    ]
+    text = page_text(many)
+    assert len(text.encode()) < 3 * MEGABYTE
+    data = embedded(text)
+    assert len(data["details"]) == 8
+    plan = data["details"][0]["plan"]
+    assert (len(plan["block"]), len(plan["rows"]), plan["devices"]) == (MOST_COLUMNS, MOST_ROWS, 120)
+    assert plan["edges"][-1] == pytest.approx(large[0].time_s, rel=1e-4)
+    assert plan["block"][0] <= 5
+    assert plan["block"] == sorted(plan["block"])
+    assert plan["block"][-1] >= 995
+
+
+def test_of_many_runs_the_first_seeds_are_shown_in_detail(runs):
+    many = [dataclasses.replace(run, seed=seed) for run in runs for seed in range(3)]
+    assert [entry["series"] for entry in page_data(many)["details"]] == [0, 1, 2, 3]
+
+
+def test_models_of_many_layers(runs):
+    """Cuts beyond 255 need two bytes."""
+    run, layers = runs[0], 300
+    costs = dataclasses.replace(
+        run.costs,
+        **{
+            field: np.linspace(1, 2, layers)
+            for field in ("forward_flops", "backward_flops", "activation_bits", "gradient_bits", "client_model_bits")
+        },
+        memory_bytes=None,
+        names=(),
+    )
+    blocks = tuple(dataclasses.replace(block, cuts=(300,) * len(block.cuts)) for block in run.blocks)
+    names = tuple(f"layer {k}" for k in range(layers))
+    plan = page_data([dataclasses.replace(run, costs=costs, blocks=blocks, layers=names)])["details"][0]["plan"]
+    assert plan["bytes"] == 2
+    assert set(np.frombuffer(base64.b64decode(plan["cuts"]), dtype="<u2").tolist()) == {300}
+
+
+def test_a_place_that_cannot_be_written(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        write_page(runs, tmp_path / "file" / "report.html")
