@@ -249,6 +249,27 @@ def test_device_statistics_need_batch_norm_modules() -> None:
     compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[TrainingPlan((1, 2, 1, 2), 2)], lengths=[4])
 
 
+class Untracked(nn.Module):
+    """Exported, its batch-norm leaves neither a module nor running statistics: only the operation itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(64, 8), nn.Linear(8, 6), nn.Linear(6, 10)
+        self.norm = nn.BatchNorm1d(6, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.second(self.first(x.flatten(1)).relu())).relu()) if x.dim() == 4 else x
+
+
+def test_batch_norm_without_a_trace_is_noticed() -> None:
+    torch.manual_seed(0)
+    model = split(Untracked().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+    with pytest.raises(InvalidInput, match="statistics: is 'device', but tracing turned"):
+        Engine(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), statistics="device")
+    plans = [TrainingPlan((1,) * 4, 2), TrainingPlan((2, 1, 2, 1), 1)]
+    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=plans, lengths=[4, 3], chunk=2)
+
+
 def test_wrong_settings_say_what_to_do() -> None:
     model = make_model("vgg_digits", width=0.25)
     with pytest.raises(InvalidInput, match="chunk: is 0"):

@@ -29,7 +29,7 @@ EXACT = 1e-10
 SHAPE = (1, 8, 8)
 WEIGHTS = (1.0, 5.0, 2.0, 3.0)
 # Device 3 is never there at first; one device alone; all; a plan begins and ends while somebody is away.
-PRESENT = [(0, 1), (1, 2), (0,), (0, 1, 2, 3), (3,), (1, 3), (0, 1, 2), (2, 3), (0, 2), (1,), (0, 1, 2, 3), (0, 3)]
+PRESENT = [(1, 2), (1, 2), (0,), (0, 1, 2, 3), (3,), (1, 3), (0, 1, 2), (2, 3), (0, 2), (1,), (0, 1, 2, 3), (0, 3)]
 PLANS = {0: TrainingPlan((1, 3, 2, 1), 3), 3: TrainingPlan((4, 2, 1, 2), 4, {3: 6}), 7: TrainingPlan((2, 1, 1, 2), 1)}
 
 

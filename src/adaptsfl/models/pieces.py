@@ -17,13 +17,17 @@ Modes = Mapping[bool, frozenset[str]]
 
 @dataclass(frozen=True)
 class Step:
-    """One layer: how it runs in either mode, on any root that holds what `targets` name."""
+    """One layer: how it runs in either mode, on any root that holds what `targets` name.
+
+    `operations` are the names of the functions that it calls itself, not through modules, when training.
+    """
 
     name: str
     training: Run
     evaluating: Run
     targets: tuple[str, ...]
     constants: Mapping[str, Any]
+    operations: frozenset[str]
 
 
 class Piece(nn.Module):
@@ -47,6 +51,11 @@ class Piece(nn.Module):
         for step in self._layer_steps:
             x = (step.training if self.training else step.evaluating)(self, x)
         return x
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """The names of the functions that the layers call themselves, where tracing left no module to do so."""
+        return frozenset(name for step in self._layer_steps for name in step.operations)
 
     def train(self, mode: bool = True) -> Self:
         """Choose the mode; parts that the model's own train() keeps in the other one, such as frozen norms, stay so."""
@@ -96,7 +105,10 @@ def make_step(name: str, training: Segment, evaluating: Segment, constants: Mapp
     run_train = _compile(train_graph, name, "training")
     run_eval = run_train if eval_graph is train_graph else _compile(eval_graph, name, "evaluating")
     names = dict.fromkeys([*targets(train_graph.nodes), *targets(eval_graph.nodes)])
-    return Step(name, run_train, run_eval, tuple(names), {key: constants[key] for key in names if key in constants})
+    kept = {key: constants[key] for key in names if key in constants}
+    calls = [node.target for node in train_graph.nodes if node.op == "call_function"]
+    called = frozenset(str(getattr(target, "__name__", target)) for target in calls)
+    return Step(name, run_train, run_eval, tuple(names), kept, called)
 
 
 def _build(graph: fx.Graph, value: Any, x: fx.Node) -> Any:

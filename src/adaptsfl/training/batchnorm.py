@@ -11,20 +11,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
+from adaptsfl.models.pieces import Piece
 from adaptsfl.training.settings import Statistics, TrainingWarning, choice
 
 
 def mixes_samples(modules: Iterable[nn.Module]) -> bool:
     """Whether any of `modules` normalises over the batch.
 
-    A traced model may have lost the module and kept its running statistics, so their name counts too.
+    A traced model may have lost the module and kept its running statistics or the operation, so these count too.
     """
     parts = [part for module in modules for part in module.modules()]
     return any(isinstance(part, _BatchNorm) or _is_lost(part) for part in parts)
 
 
 def _is_lost(part: nn.Module) -> bool:
-    """Whether tracing by torch.export left a batch-norm as running statistics and operations on them."""
+    """Whether a batch-norm became plain operations, as torch.export makes of it, with running statistics or without."""
+    if isinstance(part, Piece):
+        return any("batch_norm" in name for name in part.operations)
     return "running_mean" in part._buffers and not isinstance(part, _BatchNorm)
 
 
