@@ -1,8 +1,9 @@
 """What a policy sees when a block of rounds begins, and what it answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -155,12 +156,14 @@ class Policy(Protocol):
         trainer: who trains by its plans.
         estimates: whether it looks at `Observation.convergence`, so that constants are to be estimated.
         divergence: whether it looks at `Observation.divergence`, so that it is to be measured.
+        adapt: what it has instead of the recipe's [adapt].
     """
 
     title: ClassVar[str]
     trainer: ClassVar[Trainer]
     estimates: ClassVar[bool]
     divergence: ClassVar[bool]
+    adapt: Mapping[str, Any]
 
     def decide(self, seen: Observation) -> Decision:
         """Return how to train next. A policy may remember what it saw: it is asked once per block, in order."""
@@ -182,6 +185,7 @@ class BasePolicy:
     trainer: ClassVar[Trainer] = "engine"
     estimates: ClassVar[bool] = False
     divergence: ClassVar[bool] = False
+    adapt: Mapping[str, Any] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

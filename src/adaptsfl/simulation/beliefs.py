@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from adaptsfl import checks
-from adaptsfl.config import Recipe
+from adaptsfl.config import AdaptConfig, Recipe
 from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from, noise_floor
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import RATES, Fleet
@@ -97,11 +97,11 @@ class PaperBound:
     cost = CONSTANTS_COST
     probe = 1
 
-    def __init__(self, recipe: Recipe, layers: int) -> None:
+    def __init__(self, recipe: Recipe, adapt: AdaptConfig, layers: int) -> None:
         self.learning_rate = recipe.training.learning_rate
         self.given, self.layers = recipe.convergence, layers
         self.moving, self.gap = MovingConstants(), 1.0
-        target = recipe.adapt.target
+        target = adapt.target
         if self.given is not None:
             self.measurement = None
         elif target is None:
@@ -151,10 +151,10 @@ class PaperBound:
         }
 
 
-def beliefs_from(recipe: Recipe, layers: int) -> Beliefs:
+def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int) -> Beliefs:
     """Return the beliefs with which a run begins."""
-    if recipe.adapt.mode == "paper":
-        return PaperBound(recipe, layers)
+    if adapt.mode == "paper":
+        return PaperBound(recipe, adapt, layers)
     return Calibrated(layers, recipe.training.learning_rate)
 
 

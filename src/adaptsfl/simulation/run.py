@@ -81,7 +81,8 @@ class Simulation:
     def __init__(self, world: World, policy: Policy, faults: Faults, trajectory: Trajectory) -> None:
         self.world, self.policy, self.faults, self.trajectory = world, policy, faults, trajectory
         self.clock = Clock(world, faults, policy.trainer)
-        self.beliefs = beliefs_from(world.recipe, world.costs.layers)
+        self.adapt = world.recipe.adapt.model_copy(update=dict(policy.adapt))
+        self.beliefs = beliefs_from(world.recipe, self.adapt, world.costs.layers)
         self.ended_by = ""
         self._measured_fleet = MovingFleet()
         self._measured_at: int | None = None  # the round of the last measurement of drift or constants
@@ -134,12 +135,12 @@ class Simulation:
         """Return the fleet as the policy sees it: smoothed for those who plan by measured drift, else of the moment."""
         measured = self.world.measured_at(round_)
         smoothed = self._measured_fleet.observe(measured)
-        return smoothed if self.policy.estimates and self.world.recipe.adapt.mode == "calibrated" else measured
+        return smoothed if self.policy.estimates and self.adapt.mode == "calibrated" else measured
 
     def _measurement_due(self, rounds: int) -> bool:
         if not self.policy.estimates or self.beliefs.measurement is None:
             return False
-        return self._measured_at is None or rounds - self._measured_at >= self.world.recipe.adapt.measure_every
+        return self._measured_at is None or rounds - self._measured_at >= self.adapt.measure_every
 
     def _step(self, decision: Decision, rounds: int, members: tuple[int, ...], *, measure: bool) -> Step:
         left = self._rounds_left(rounds)

@@ -8,12 +8,11 @@ averaging, h(t, L_c). The model for it is
 
 so a block of I rounds loses D/c = (1/I) Σ_{t<I} h(t) ≈ a · S(L_c) · I^p / (p + 1): the planner's drift with
 κ_j = a · (spread_j / Σ spread) / (p + 1) and a budget of 1. a and p are fitted to what was measured lately, from priors
-that one measurement cannot throw over.
+that one measurement cannot throw over. Where measurements say nothing, the priors hold: for layers that never drifted,
+and beyond twice the longest drift, nothing is planned on trust.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,14 +20,14 @@ from adaptsfl.checks import FloatArray
 from adaptsfl.convergence import ConvergenceModel
 from adaptsfl.training.estimate import DriftSample
 
-# Before anything is measured: half of a round's progress is lost ten rounds after an averaging if every layer drifts,
-# growing in proportion to time. It counts as much as one measurement.
-PRIOR_AGE, PRIOR_SHARE, PRIOR_POWER = 10, 0.5, 1.0
+# Before anything is measured: half of a round's progress is lost ten rounds after an averaging if every layer drifts.
+# It counts as much as one measurement.
+PRIOR_AGE, PRIOR_SHARE, PRIOR_POWER = 10, 0.5, 1.2
 POWERS = np.linspace(0.5, 2.0, 31)
 POWER_DEVIATION = 0.25  # of the prior on p
 SHARE_DEVIATION = 0.3  # of one measured share: noise, and that the model is only a model
-LARGEST_SHARE = 1.5  # a share beyond this is noise
-SMALLEST_SCALE = 1e-6
+LARGEST_SHARE = 1.2  # a share beyond this is noise
+SMALLEST_SCALE = 1e-4
 FORGETTING = 0.75  # how much a measurement counts when the next one has come
 REMEMBERED = 12
 
@@ -36,6 +35,17 @@ REMEMBERED = 12
 FIRST_INTERVAL = 5
 # A plan's interval is at most so many times the longest drift that was measured: beyond, the model only guesses.
 REACH = 2
+RELIABLE = 0.2  # measurements below this say nothing about how far to trust
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One measurement: the lost share, `age` rounds after layers 1..`deepest` were averaged, and how reliable it is."""
+
+    age: int
+    deepest: int
+    share: float
+    reliability: float
 
 
 @dataclass(frozen=True)
@@ -44,27 +54,25 @@ class Calibration:
 
     Attributes:
         layers: L.
-        samples: (age, L_c, lost share), the latest last.
+        seen: what was measured, the latest last.
         spread: moving average of every layer's share in the spread of gradients.
     """
 
     layers: int
-    samples: tuple[tuple[int, int, float], ...] = ()
+    seen: tuple[Seen, ...] = ()
     spread: tuple[float, ...] = ()
 
     def with_sample(self, sample: DriftSample) -> "Calibration":
         """Return what is known with one more measurement."""
-        share = sample.lost_share
-        samples = self.samples
-        if share is not None and sample.age > 0:
-            clipped = float(np.clip(share, -LARGEST_SHARE, LARGEST_SHARE))
-            samples = (*samples, (sample.age, sample.deepest, clipped))[-REMEMBERED:]
+        seen, spread = self.seen, self.spread
+        if sample.age > 0:
+            share = float(np.clip(sample.lost_share or 0.0, -LARGEST_SHARE, LARGEST_SHARE))
+            seen = (*seen, Seen(sample.age, sample.deepest, share, sample.reliability))[-REMEMBERED:]
         measured = np.maximum(sample.spread, 0)
-        spread = self.spread
         if measured.sum() > 0:
             shares = measured / measured.sum()
             spread = tuple(map(float, shares if not spread else (np.asarray(spread) + shares) / 2))
-        return Calibration(self.layers, samples, spread)
+        return Calibration(self.layers, seen, spread)
 
     @property
     def shape(self) -> FloatArray:
@@ -75,16 +83,17 @@ class Calibration:
     @property
     def longest_interval(self) -> int:
         """The longest interval that the measurements speak for."""
-        ages = [age for age, _, _ in self.samples]
-        return max(FIRST_INTERVAL, REACH * (max(ages, default=0) + 1)) if ages else FIRST_INTERVAL
+        ages = [one.age for one in self.seen if one.reliability >= RELIABLE]
+        return max(FIRST_INTERVAL, REACH * (max(ages, default=0) + 1))
 
     def fit(self) -> tuple[float, float]:
-        """Return a and p: least squares over the samples, the latest counting most, with priors on both."""
+        """Return a and p: least squares over what was seen, the latest counting most, with priors on both."""
         below = np.concatenate(([0.0], np.cumsum(self.shape)))
-        ages = np.array([PRIOR_AGE, *(age for age, _, _ in self.samples)], dtype=np.float64)
-        depth = np.array([1.0, *(below[deepest] for _, deepest, _ in self.samples)])
-        shares = np.array([PRIOR_SHARE, *(share for _, _, share in self.samples)])
-        weights = np.array([1.0, *(FORGETTING ** np.arange(len(self.samples))[::-1])])
+        ages = np.array([PRIOR_AGE, *(one.age for one in self.seen)], dtype=np.float64)
+        depth = np.array([1.0, *(below[one.deepest] for one in self.seen)])
+        shares = np.array([PRIOR_SHARE, *(one.share for one in self.seen)])
+        recency = FORGETTING ** np.arange(len(self.seen))[::-1]
+        weights = np.array([1.0, *(recency * [one.reliability for one in self.seen])])
         best = (np.inf, 0.0, PRIOR_POWER)
         for power in POWERS:
             x = depth * ages**power
@@ -97,15 +106,8 @@ class Calibration:
     def model(self, learning_rate: float) -> ConvergenceModel:
         """Return the model to plan with: its rounds are rounds per round's worth of progress without drift."""
         scale, power = self.fit()
-        drift = scale * self.shape / (power + 1)
+        prior = PRIOR_SHARE / PRIOR_AGE**power
+        known = max((one.deepest for one in self.seen if one.reliability >= RELIABLE), default=0)
+        scales = np.where(np.arange(self.layers) < known, scale, max(scale, prior))
+        drift = scales * self.shape / (power + 1)
         return ConvergenceModel(learning_rate, learning_rate / 2, drift, power, budget=1.0)
-
-    def to_data(self) -> dict[str, Any]:
-        """Return it as JSON-able data; `from_data` takes it back."""
-        return {"samples": [list(sample) for sample in self.samples], "spread": list(self.spread)}
-
-    @classmethod
-    def from_data(cls, layers: int, data: Mapping[str, Sequence[Any]]) -> "Calibration":
-        """Return what `to_data` gave."""
-        samples = tuple((int(age), int(deepest), float(share)) for age, deepest, share in data["samples"])
-        return cls(layers, samples, tuple(map(float, data["spread"])))

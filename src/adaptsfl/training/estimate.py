@@ -42,6 +42,7 @@ class DriftSample:
         lost: ⟨∇_j f(w̄), ∇_j f(w̄) − ḡ_j⟩. To first order a round gains γ Σ_j ⟨∇_j f(w̄), ḡ_j⟩: this much less.
         drift: Δ_j = ‖∇_j f(w̄) − ḡ_j‖².
         spread: (1/N) Σ_i ‖∇_j F_i(w̄) − ∇_j f(w̄)‖², what drives copies apart: other data, other samples.
+        norm_error: the standard error of the sum of `squared_norm`, from how far parts of the samples disagree.
     """
 
     age: int
@@ -50,12 +51,19 @@ class DriftSample:
     lost: FloatArray
     drift: FloatArray
     spread: FloatArray
+    norm_error: float = 0.0
 
     @property
     def lost_share(self) -> float | None:
         """The part of a round's progress that the drift takes; None where the gradient is lost in noise."""
         total = float(self.squared_norm.sum())
         return float(self.lost.sum()) / total if total > 0 else None
+
+    @property
+    def reliability(self) -> float:
+        """From 0, where ‖∇f‖² cannot be told from noise, to 1, where there is none."""
+        total = max(0.0, float(self.squared_norm.sum()))
+        return total**2 / (total**2 + self.norm_error**2) if total > 0 else 0.0
 
 
 def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None) -> DriftSample:
@@ -76,8 +84,10 @@ def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[in
     ]
     at_mean = [_weighted(gradients, weights) for gradients in by_group]
     bent = [_minus(straight, copies) for straight, copies in zip(at_mean, at_copies, strict=True)]
-    spread = np.zeros(len(engine.layers))
+    spread, norm_error = np.zeros(len(engine.layers)), 0.0
     if len(groups) == 2:
+        pairs = [_products(one, other).sum() for one in by_group[0] for other in by_group[1]]
+        norm_error = float(np.std(pairs, ddof=1)) / 2
         first, second = (_weighted([half[k] for half in by_group], [0.5, 0.5]) for k in range(2))
         apart = _minus(first, second)
         # The difference of two means over N/2 devices each has 4/N times the variance of one device's gradient.
@@ -89,6 +99,7 @@ def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[in
         lost=(_products(at_mean[0], bent[1]) + _products(at_mean[1], bent[0])) / 2,
         drift=_products(*bent),
         spread=spread,
+        norm_error=norm_error,
     )
 
 
