@@ -142,11 +142,11 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         "# Do the plans really save time?",
         "",
-        "Written by `python benchmarks/adaptivity.py`, which says what is measured. All numbers: adaptivity.json. Virtual",
-        "seconds to 90 % and 97 % of the best accuracy that any plan of the grid reached, over those of the plan of the",
-        "grid that turned out to be the fastest. 20 devices, batches of 16, plain SGD, one seed. A dash: the accuracy",
-        "was not reached within the rounds. AdaptSFL pays for its measurements; fixed plans know everything and measure",
-        "nothing. `psl@L4` is I = ∞.",
+        "Written by `python benchmarks/adaptivity.py`, which says what is measured. All numbers: adaptivity.json.",
+        "Virtual seconds to 90 % and 97 % of the best accuracy that any plan of the grid reached, over those of the",
+        "plan of the grid that turned out to be the fastest. 20 devices, batches of 16, plain SGD, one seed. A dash:",
+        "the accuracy was not reached within the rounds. AdaptSFL pays for its measurements; fixed plans know",
+        "everything and measure nothing. `psl@L4` is I = ∞.",
     ]
     for case, found in results["cases"].items():
         setting = CASES[case][0]

@@ -38,6 +38,10 @@ class Beliefs(Protocol):
         """The longest interval that the measurements speak for."""
         ...
 
+    def is_new_ground(self, interval: int | None, deepest: int) -> bool:
+        """Whether a plan goes so far beyond what was measured that it is to be measured itself."""
+        ...
+
     def model(self, devices: int) -> ConvergenceModel:
         """Return what to plan with."""
         ...
@@ -67,6 +71,10 @@ class Calibrated:
     def trusted_interval(self) -> int:
         """The longest interval that the measurements speak for."""
         return self.calibration.longest_interval
+
+    def is_new_ground(self, interval: int | None, deepest: int) -> bool:
+        """Whether a plan lets copies drift much further than was ever measured."""
+        return interval is not None and interval > 1 and self.calibration.is_new_ground(interval, deepest)
 
     def model(self, devices: int) -> ConvergenceModel:
         """Return what to plan with."""
@@ -114,6 +122,10 @@ class PaperBound:
     def trusted_interval(self) -> int:
         """Any: the bound is believed."""
         return LONGEST_INTERVAL if self.given is not None or self.moving.squared_norms else FIRST_INTERVAL
+
+    def is_new_ground(self, interval: int | None, deepest: int) -> bool:
+        """Never: the bound speaks for all plans."""
+        return False
 
     def model(self, devices: int) -> ConvergenceModel:
         """Return the bound; before anything is measured, one whose drift allows short intervals only."""

@@ -121,6 +121,7 @@ class Simulation:
             probe=self.beliefs.probe if due else 1,
         )
         decision = self.policy.decide(seen)
+        due = due or self._on_new_ground(decision)
         step = self._step(decision, rounds, members, measure=due)
         learned = self.trajectory.advance(step)
         measuring = self.beliefs.cost if step.measure is not None else 0
@@ -141,6 +142,10 @@ class Simulation:
         if not self.policy.estimates or self.beliefs.measurement is None:
             return False
         return self._measured_at is None or rounds - self._measured_at >= self.adapt.measure_every
+
+    def _on_new_ground(self, decision: Decision) -> bool:
+        plan = decision.plan
+        return self.policy.estimates and self.beliefs.is_new_ground(plan.interval, plan.deepest)
 
     def _step(self, decision: Decision, rounds: int, members: tuple[int, ...], *, measure: bool) -> Step:
         left = self._rounds_left(rounds)
