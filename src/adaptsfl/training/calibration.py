@@ -8,8 +8,9 @@ averaging. It saturates at 1, so the model for it is
 
 with S(L_c) the share of layers 1..L_c in the spread of the devices' gradients. a and p are fitted to what was measured
 lately, from priors that one noisy measurement cannot throw over. Over a block of I rounds the mean of y is about
-a · S · I^p / (p + 1). Trained to the end, plans lose less than that: when copies are averaged, part of what their common
-gradient missed turns out to be done. So D/c = HARM · a · S(L_c) · I^p / (p + 1): the planner's drift, with a budget of 1.
+a · S · I^p / (p + 1). Trained to the end, plans lose less than that: when copies are averaged, part of what their
+common gradient missed turns out to be done. So D/c = HARM · a · S(L_c) · I^p / (p + 1): the planner's drift, with a
+budget of 1.
 
 Where measurements say nothing, the priors hold: for layers that never drifted, and beyond twice the longest drift
 nothing is planned on trust.
