@@ -75,6 +75,10 @@ def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[in
         for half in halves
     ]
     at_mean = [_weighted(gradients, weights) for gradients in by_group]
+    deepest = engine.schedule.plan.deepest
+    if engine.statistics == "pooled" and any(layer.mixes_samples for layer in engine.layers[deepest:]):
+        # A group by itself is normalised by other statistics than all devices together, as the copies are.
+        at_mean = [engine.gradients(half, devices=devices, averaged=True) for half in halves]
     bent = [_minus(straight, copies) for straight, copies in zip(at_mean, at_copies, strict=True)]
     spread = np.zeros(len(engine.layers))
     if len(groups) == 2:
@@ -84,7 +88,7 @@ def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[in
         spread = _products(apart, apart) * len(devices) / 4
     return DriftSample(
         age=max(engine.schedule.ages, default=0),
-        deepest=engine.schedule.plan.deepest,
+        deepest=deepest,
         squared_norm=_products(*at_mean),
         lost=(_products(at_mean[0], bent[1]) + _products(at_mean[1], bent[0])) / 2,
         drift=_products(*bent),
