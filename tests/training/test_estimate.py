@@ -81,7 +81,8 @@ def by_autograd(
     parts = outputs.split_with_sizes([len(x) for x, _ in batches])
     shares = shares_of(slow.weights, devices)
     sum(
-        shares[k] * sample_cross_entropy(part, y).mean() for k, part, (_, y) in zip(devices, parts, batches, strict=True)
+        shares[k] * sample_cross_entropy(part, y).mean()
+        for k, part, (_, y) in zip(devices, parts, batches, strict=True)
     ).backward()
     found = []
     for number in range(deepest):  # a copy's gradient is its share of the mean, already
