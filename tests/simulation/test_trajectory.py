@@ -236,7 +236,7 @@ def test_divergence_survives_a_checkpoint(here: World, tmp_path: Path) -> None:
 def test_a_batch_of_one_cannot_be_measured() -> None:
     lone = world(training={"batch_size": 1})
     trajectory = Trajectory(lone, "engine", Store())
-    with pytest.raises(InvalidInput, match="raise training.batch_size"):
+    with pytest.raises(InvalidInput, match=r"raise training\.batch_size"):
         trajectory.advance(Step(2, 2, 2, measure="drift"))
 
 

@@ -72,9 +72,7 @@ def by_autograd(
     common = [deepcopy(layer.piece) for layer in slow.server.common]
     hidden = []
     for k, (x, _) in zip(devices, batches, strict=True):
-        for piece in own[k]:
-            x = piece(x)
-        hidden.append(x)
+        hidden.append(nn.Sequential(*own[k])(x))
     outputs = torch.cat(hidden)
     for piece in common:
         outputs = piece(outputs)
