@@ -117,6 +117,7 @@ class Experiment:
                 remedy = "Give another folder by --out, or remove this one to begin anew"
                 raise InvalidInput(key, "is another than in the experiment in this folder", remedy, source=str(file))
         else:
+            self.world(self.jobs[0])  # a recipe that cannot run claims no folder
             replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
 
     def world(self, job: Job) -> World:
