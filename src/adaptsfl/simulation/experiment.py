@@ -79,11 +79,8 @@ class Experiment:
         names = list(policies) or run.policies
         if not names or len(set(names)) < len(names):
             raise InvalidInput("run.policies", f"is {names}", "Give at least one policy, each once")
-        for name in names:
+        for name in [*names, *run.options]:  # options of known policies that do not run may be for another call
             self.make_policy(name)
-        for name in run.options:
-            if name not in names:
-                make_policy(name)  # unknown names are refused; known ones may be for another call
         fleets = list(run.fleets) or [""]
         self.jobs = [Job(name, run.seed + seed, fleet) for seed in range(seeds) for fleet in fleets for name in names]
         self._worlds: dict[tuple[int, str], World] = {}
