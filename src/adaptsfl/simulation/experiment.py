@@ -171,9 +171,9 @@ class Experiment:
                     for block in simulation:
                         append_block(record, block)
                         watcher.on_block(block)
-                status = "done"
                 state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
                 replace_file(folder / MODEL, lambda path: write_tensors(path, state))
+                status = "done"
             except KeyboardInterrupt:
                 status = "stopped"
                 raise
