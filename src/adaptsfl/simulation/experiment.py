@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ class Experiment:
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
         """Do every run that is not done yet; return all, in order."""
         watcher = watcher or Watcher()
+        if not (self.folder / RECIPE).exists():
+            self.world(self.jobs[0])  # a recipe that cannot run claims no folder
         with _writing(self.folder):
             self._claim()
         return [self._run(job, watcher) for job in self.jobs]
@@ -115,7 +118,6 @@ class Experiment:
                 remedy = "Give another folder by --out, or remove this one to begin anew"
                 raise InvalidInput(key, "is another than in the experiment in this folder", remedy, source=str(file))
         else:
-            self.world(self.jobs[0])  # a recipe that cannot run claims no folder
             replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
 
     def world(self, job: Job) -> World:
@@ -190,7 +192,7 @@ class Experiment:
         about = {"trajectory": trajectory.key}
         for other in sorted(self.folder.glob(f"*/{MODEL}")):
             if other.parent != folder and about_tensors(other) == about:
-                replace_file(folder / MODEL, lambda path, source=other: shutil.copyfile(source, path))
+                replace_file(folder / MODEL, partial(shutil.copyfile, other))
                 return
         state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
         replace_file(folder / MODEL, lambda path: write_tensors(path, state, about))
