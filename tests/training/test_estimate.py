@@ -193,11 +193,13 @@ def test_equal_copies_have_not_drifted(rounds: int, norm: str) -> None:
 def test_spread_by_hand() -> None:
     """Device i has the loss (w x_i)²/2 at w = 1, so its gradient is x_i²: 1, 4, 9, 16.
 
-    Devices 0 and 2 have the mean 5, devices 1 and 3 the mean 10; (10 − 5)² · N/4 = 25.
+    Devices 0 and 2 have the mean 5, devices 1 and 3 the mean 10; (10 − 5)² / (1/2 + 1/2) = 25. Without the last one
+    device 1 is alone with 4: (5 − 4)² / (1/2 + 1) = 2/3.
     """
     fast = quadratic([1.0], 4)
     batches = [points([[x], [x]]) for x in (1.0, 2.0, 3.0, 4.0)]
     assert measure_drift(fast, batches).spread[0] == pytest.approx(25.0)
+    assert measure_drift(fast, batches[:3], (0, 1, 2)).spread[0] == pytest.approx(2 / 3)
     assert measure_drift(fast, batches[:1], (0,)).spread[0] == 0  # nobody to differ from
 
 

@@ -84,8 +84,8 @@ def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[in
     if len(groups) == 2:
         first, second = (_weighted([half[k] for half in by_group], [0.5, 0.5]) for k in range(2))
         apart = _minus(first, second)
-        # The difference of two means over N/2 devices each has 4/N times the variance of one device's gradient.
-        spread = _products(apart, apart) * len(devices) / 4
+        # The difference of means over n and m devices has (1/n + 1/m) times the variance of one device's gradient.
+        spread = _products(apart, apart) * len(groups[0]) * len(groups[1]) / len(devices)
     return DriftSample(
         age=max(engine.schedule.ages, default=0),
         deepest=deepest,
