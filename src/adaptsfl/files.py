@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -38,6 +38,15 @@ def write_tensors(place: Path, tensors: Mapping[str, Tensor], about: Mapping[str
         save_file(dict(tensors), place, dict(about) if about else None)
     except SafetensorError as error:  # how safetensors reports a full disk
         raise OSError(str(error)) from error
+
+
+def about_tensors(place: Path) -> dict[str, str]:
+    """Return what `write_tensors` was told about a file; nothing, if it cannot be read."""
+    try:
+        with safe_open(place, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError):
+        return {}
 
 
 def _synchronise(path: Path) -> None:

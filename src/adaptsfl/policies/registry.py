@@ -37,7 +37,7 @@ POLICIES: dict[str, type[Policy]] = {
     "centralized": Centralized,
 }
 
-_NEEDED = ("title", "trainer", "estimates", "decide", "memory", "restore")
+_NEEDED = ("title", "trainer", "estimates", "divergence", "decide", "memory", "restore")
 
 
 def make_policy(name: str, **options: Any) -> Policy:

@@ -12,10 +12,12 @@ was already learned is looked up, so it goes on where it stopped.
 
 import json
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import adaptsfl
 from adaptsfl import checks
 from adaptsfl.config import FleetConfig, Recipe, RunConfig, parse
 from adaptsfl.errors import InvalidInput, NotWritten
-from adaptsfl.files import replace_file, write_tensors
+from adaptsfl.files import about_tensors, replace_file, write_tensors
 from adaptsfl.loading import inside
 from adaptsfl.policies import Policy, make_policy
 from adaptsfl.simulation.faults import faults_from
@@ -79,11 +81,8 @@ class Experiment:
         names = list(policies) or run.policies
         if not names or len(set(names)) < len(names):
             raise InvalidInput("run.policies", f"is {names}", "Give at least one policy, each once")
-        for name in names:
+        for name in [*names, *run.options]:  # options of known policies that do not run may be for another call
             self.make_policy(name)
-        for name in run.options:
-            if name not in names:
-                make_policy(name)  # unknown names are refused; known ones may be for another call
         fleets = list(run.fleets) or [""]
         self.jobs = [Job(name, run.seed + seed, fleet) for seed in range(seeds) for fleet in fleets for name in names]
         self._worlds: dict[tuple[int, str], World] = {}
@@ -98,6 +97,8 @@ class Experiment:
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
         """Do every run that is not done yet; return all, in order."""
         watcher = watcher or Watcher()
+        if not (self.folder / RECIPE).exists():
+            self.world(self.jobs[0])  # a recipe that cannot run claims no folder
         with _writing(self.folder):
             self._claim()
         return [self._run(job, watcher) for job in self.jobs]
@@ -173,9 +174,8 @@ class Experiment:
                     for block in simulation:
                         append_block(record, block)
                         watcher.on_block(block)
+                self._write_model(folder, trajectory)
                 status = "done"
-                state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
-                replace_file(folder / MODEL, lambda path: write_tensors(path, state))
             except KeyboardInterrupt:
                 status = "stopped"
                 raise
@@ -186,6 +186,16 @@ class Experiment:
         run = read_run(folder)
         watcher.ends(run)
         return run
+
+    def _write_model(self, folder: Path, trajectory: Trajectory) -> None:
+        """Write the final weights: those of another run with the same schedule, which need no training, or its own."""
+        about = {"trajectory": trajectory.key}
+        for other in sorted(self.folder.glob(f"*/{MODEL}")):
+            if other.parent != folder and about_tensors(other) == about:
+                replace_file(folder / MODEL, partial(shutil.copyfile, other))
+                return
+        state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
+        replace_file(folder / MODEL, lambda path: write_tensors(path, state, about))
 
 
 def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:

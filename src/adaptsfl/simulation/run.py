@@ -1,6 +1,7 @@
 """One run: a policy decides, the trajectory learns, the clock charges, the record remembers; block by block."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,7 @@ class Clock:
         self, decision: Decision, step: Step, members: Sequence[int], first_round: int, measuring: int
     ) -> Charged:
         """Charge one block; `measuring` rounds' worth of exchanges come on top of its last round."""
+        self.schedule = self.ahead(decision.plan)
         rounds: list[Elapsed] = []
         ends: list[float] = []
         for k in range(step.rounds):
@@ -54,21 +56,23 @@ class Clock:
             fleet = self.faults.slowed(self.world.fleet_at(t), t - 1)
             here = fleet if len(present) == fleet.size else fleet.subset(present)
             cuts = [decision.cuts[members.index(device)] for device in present]
-            new = [self._round(decision.plan, cuts, here)]
+            moment = (self.trainer, cuts, here, self.world.costs, self.world.batch_size)
+            new = [round_time(*moment, self.schedule.advance())]
             if measuring and k == step.rounds - 1:
-                new += [round_time(self.trainer, cuts, here, self.world.costs, self.world.batch_size)] * measuring
+                new += [round_time(*moment)] * measuring
             rounds += new
             self.now_s += sum(elapsed.total_s for elapsed in new)
             ends.append(self.now_s)
         return Charged(together(rounds), tuple(ends))
 
-    def _round(self, plan: TrainingPlan, cuts: Sequence[int], fleet: Fleet) -> Elapsed:
+    def ahead(self, plan: TrainingPlan) -> Schedule:
+        """Return a schedule that follows `plan` from now on; copies that were not averaged last keep their age."""
         if self.schedule is None:
-            self.schedule = Schedule(plan)
-        elif plan != self.schedule.plan:
-            self.schedule.change(plan)
-        averaged = self.schedule.advance()
-        return round_time(self.trainer, cuts, fleet, self.world.costs, self.world.batch_size, averaged)
+            return Schedule(plan)
+        schedule = copy(self.schedule)
+        if plan != schedule.plan:
+            schedule.change(plan)
+        return schedule
 
 
 class Simulation:
@@ -125,12 +129,13 @@ class Simulation:
         step = self._step(decision, rounds, members, measure=due)
         learned = self.trajectory.advance(step)
         measuring = self.beliefs.cost if step.measure is not None else 0
+        predicted_s = self._predicted_s(decision, step, here)
         charged = self.clock.charge(decision, step, members, first, measuring)
         estimates = self.beliefs.data() if self.policy.estimates else {}
         for t in range(first + 1, first + step.rounds):
             self._observed(t)  # every round's rates are measured; the first one's were, above
         self._learn(learned, step, rounds)
-        return self._record(decision, step, learned, charged, members, here, estimates, blocks)
+        return self._record(decision, step, learned, charged, members, here, estimates, predicted_s, blocks)
 
     def _observed(self, round_: int) -> Fleet:
         """Return the fleet as the policy sees it: smoothed for those who plan by measured drift, else of the moment."""
@@ -189,6 +194,7 @@ class Simulation:
         members: tuple[int, ...],
         observed: Fleet,
         estimates: dict[str, object],
+        predicted_s: float,
         blocks: int,
     ) -> Block:
         first = self.trajectory.round - step.rounds + 1
@@ -215,14 +221,14 @@ class Simulation:
             ),
             estimates=estimates,
             resources={name: tuple(values.tolist()) for name, values in rates.items()},
-            predicted_s=self._predicted_s(decision, step, observed),
+            predicted_s=predicted_s,
             measuring=self.beliefs.cost if step.measure is not None else 0,
             present=step.present,
         )
 
     def _predicted_s(self, decision: Decision, step: Step, observed: Fleet) -> float:
         """Return how long the block takes if everybody stays and rates stay as observed."""
-        schedule = Schedule(decision.plan)
+        schedule = self.clock.ahead(decision.plan)
         size, costs = self.world.batch_size, self.world.costs
         rounds = [
             round_time(self.policy.trainer, decision.cuts, observed, costs, size, schedule.advance())

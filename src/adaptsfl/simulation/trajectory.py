@@ -80,8 +80,11 @@ class Store:
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
         self.steps: dict[str, Learned] = {}
+        self._torn = False  # whether the file ends within a line
         if file is not None and file.exists():
-            for line in file.read_text().splitlines():
+            lines = file.read_bytes().split(b"\n")
+            self._torn = bool(lines[-1])
+            for line in lines:
                 try:
                     entry = json.loads(line)
                     self.steps[entry["key"]] = _from_data(entry["learned"])
@@ -94,7 +97,8 @@ class Store:
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a") as file:
-                file.write(json.dumps({"key": key, "learned": _to_data(learned)}) + "\n")
+                start, self._torn = "\n" if self._torn else "", False
+                file.write(start + json.dumps({"key": key, "learned": _to_data(learned)}) + "\n")
 
 
 class Trajectory:
@@ -123,7 +127,8 @@ class Trajectory:
         self.key = sha256(f"{world.learning_identity} {trainer} {divergence}".encode()).hexdigest()[:32]
         self.round = 0
         self._waiting: list[tuple[str, Step]] = []  # steps that the store knew, not trained here
-        self._trained_key, self._trained_round, self._saved_round = self.key, 0, 0
+        self._trained_key: str | None = self.key  # of the step that was trained last; None in the middle of one
+        self._trained_round, self._saved_round = 0, 0
         self._first_loss: float | None = None
         self._made: Engine | Sequential | None = None
 
@@ -151,9 +156,11 @@ class Trajectory:
         return self._made.state()
 
     def save(self) -> None:
-        """Write a checkpoint of what was trained last."""
-        if self.folder is not None and self._made is not None and self._trained_round > self._saved_round:
-            extra = {"key": self._trained_key}
+        """Write a checkpoint of what was trained last, but not in the middle of a step, which has no name to find."""
+        if self._made is None or self._trained_key is None:
+            return
+        if self.folder is not None and self._trained_round > self._saved_round:
+            extra = {"key": self._trained_key, "divergence": list(_divergence(self._made).items())}
             save_checkpoint(self.folder, self._made.snapshot(), extra=extra, identity=self._identity)
             self._saved_round = self._trained_round
 
@@ -183,6 +190,8 @@ class Trajectory:
         keys = [key for key, _ in self._waiting]
         if found.extra["key"] in keys and self._made is not None:
             self._made.restore(found.state)
+            if isinstance(self._made, Engine):
+                self._made.last_divergence = {int(layer): apart for layer, apart in found.extra["divergence"]}
             done = keys.index(found.extra["key"]) + 1
             self._trained_round = self._saved_round = sum(step.rounds for _, step in self._waiting[:done])
             self._trained_key = found.extra["key"]
@@ -215,7 +224,8 @@ class Trajectory:
         )
 
     def _train(self, step: Step) -> Learned:
-        """Train the rounds of one step."""
+        """Train the rounds of one step; whoever asked says by which name it was taken."""
+        self._trained_key = None
         made = self._made = self._made or self._make(step)
         if isinstance(made, Engine):
             plan = TrainingPlan((step.deepest,) * len(made.weights), step.interval, dict(step.layer_intervals))
@@ -234,7 +244,7 @@ class Trajectory:
             if self._trained_round % self.world.run.evaluate_every == 0 or (step.evaluate_last and last):
                 evaluations.append((self._trained_round, *self.world.evaluate(made.state())))
             self.on_round(self._trained_round, loss)
-        divergence = made.last_divergence if isinstance(made, Engine) else {}
+        divergence = _divergence(made)
         apart = tuple(divergence.get(layer, 0.0) for layer in range(1, step.deepest + 1)) if divergence else ()
         return Learned(tuple(learned), tuple(evaluations), apart, **measured)
 
@@ -266,6 +276,11 @@ class Trajectory:
         self._first_loss = self._first_loss or record.loss
         self._trained_round = t
         return record.loss
+
+
+def _divergence(made: Engine | Sequential) -> dict[int, float]:
+    """Return how far apart every layer's copies were when they were last averaged, as far as it was measured."""
+    return made.last_divergence if isinstance(made, Engine) else {}
 
 
 def _to_data(learned: Learned) -> dict[str, Any]:

@@ -163,6 +163,7 @@ def seeded(recipe: Recipe, seed: int) -> Recipe:
     sections: dict[str, Any] = {
         "fleet": recipe.fleet.model_copy(update={"seed": recipe.fleet.seed + seed}),
         "data": data.model_copy(update={"seed": data.seed + seed, "partition": partition}),
+        "faults": recipe.faults.model_copy(update={"seed": recipe.faults.seed + seed}),
     }
     return recipe.model_copy(update=sections)
 

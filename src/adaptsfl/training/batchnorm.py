@@ -96,6 +96,10 @@ class SlicedBatchNorm(nn.Module):
             factor = 1 / float(count) if self.momentum is None else self.momentum
             self.get_buffer("running_mean").lerp_(mean, factor)
             self.get_buffer("running_var").lerp_(variance, factor)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the statistics of batches that were not trained on."""
         self._seen.clear()
 
 

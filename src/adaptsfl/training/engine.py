@@ -204,6 +204,8 @@ class Engine:
         finally:
             for layer, (parameters, buffers) in zip(self.layers, kept, strict=True):
                 layer.parameters, layer.buffers = parameters, buffers
+            for norm in self._sliced:
+                norm.forget()
         nothing = torch.zeros(0, device=self.device)
         return [torch.cat([tensor.flatten() for tensor in summed]) if summed else nothing for summed in sums]
 

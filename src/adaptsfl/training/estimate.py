@@ -83,6 +83,10 @@ def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[in
         for half in halves
     ]
     at_mean = [_weighted(gradients, weights) for gradients in by_group]
+    deepest = engine.schedule.plan.deepest
+    if engine.statistics == "pooled" and any(layer.mixes_samples for layer in engine.layers[deepest:]):
+        # A group by itself is normalised by other statistics than all devices together, as the copies are.
+        at_mean = [engine.gradients(half, devices=devices, averaged=True) for half in halves]
     bent = [_minus(straight, copies) for straight, copies in zip(at_mean, at_copies, strict=True)]
     spread, norm_error = np.zeros(len(engine.layers)), 0.0
     if len(groups) == 2:
@@ -90,11 +94,11 @@ def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[in
         norm_error = float(np.std(pairs, ddof=1)) / 2
         first, second = (_weighted([half[k] for half in by_group], [0.5, 0.5]) for k in range(2))
         apart = _minus(first, second)
-        # The difference of two means over N/2 devices each has 4/N times the variance of one device's gradient.
-        spread = _products(apart, apart) * len(devices) / 4
+        # The difference of means over n and m devices has (1/n + 1/m) times the variance of one device's gradient.
+        spread = _products(apart, apart) * len(groups[0]) * len(groups[1]) / len(devices)
     return DriftSample(
         age=max(engine.schedule.ages, default=0),
-        deepest=engine.schedule.plan.deepest,
+        deepest=deepest,
         squared_norm=_products(*at_mean),
         lost=(_products(at_mean[0], bent[1]) + _products(at_mean[1], bent[0])) / 2,
         drift=_products(*bent),

@@ -1,0 +1,263 @@
+"""What is learned is trained once: steps are looked up, trained on from checkpoints, and never mixed up."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaptsfl.errors import InvalidInput
+from adaptsfl.simulation.trajectory import Step, Store, Trajectory
+from adaptsfl.simulation.world import World
+from adaptsfl.training import Engine
+from simulation.tiny import world
+
+STEPS = [
+    Step(2, 2, 2),
+    Step(3, 3, 4, measure="drift"),
+    Step(2, 2, 1, present=((0, 2, 3), (2, 3))),
+    Step(2, 1, 3, measure="constants"),
+    Step(4, 2, 3, ((3, 4),), evaluate_last=True),
+    Step(3, None, 2),
+]
+
+
+@pytest.fixture(scope="module")
+def here() -> World:
+    return world(run={"evaluate_every": 3})
+
+
+@pytest.fixture(scope="module")
+def with_dropout() -> World:
+    return world(model={"options": {"width": 0.25, "dropout": 0.5}})
+
+
+@pytest.fixture(scope="module")
+def whole(here: World) -> Trajectory:
+    """All steps in one go."""
+    trajectory = Trajectory(here, "engine", Store())
+    learned_by(trajectory)
+    return trajectory
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many devices took part in every round that an engine trained."""
+    counted: list[int] = []
+    original = Engine.round
+
+    def counting(self, batches, present=None):
+        counted.append(len(batches))
+        return original(self, batches, present)
+
+    monkeypatch.setattr(Engine, "round", counting)
+    return counted
+
+
+def learned_by(trajectory: Trajectory, steps=STEPS) -> list[str]:
+    return [repr(trajectory.advance(step)) for step in steps]
+
+
+def outcome(trajectory: Trajectory) -> list[str]:
+    """What the steps gave, of a trajectory that trained all of them."""
+    return [repr(learned) for learned in trajectory.store.steps.values()]
+
+
+def equal_states(a: Trajectory, b: Trajectory) -> bool:
+    first, second = a.state(), b.state()
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_step_is_trained_once(here: World, trained: list[int]) -> None:
+    """16 rounds, two of them with three devices and with two; the second run through looks everything up."""
+    store = Store()
+    first, second = (Trajectory(here, "engine", store) for _ in range(2))
+    expected = learned_by(first)
+    assert trained == [4] * 5 + [3, 2] + [4] * 9
+    assert learned_by(second) == expected
+    assert len(trained) == 16
+    assert second.round == first.round == 16
+    assert second.key == first.key
+    assert equal_states(first, second)  # for this the second had to train
+
+
+def test_evaluations_are_at_their_rounds(here: World) -> None:
+    """Every third round, and after the last round of the step that asks for it: round 13."""
+    trajectory = Trajectory(here, "engine", Store())
+    rounds = [[t for t, _, _ in trajectory.advance(step).evaluations] for step in STEPS]
+    assert rounds == [[], [3], [6], [9], [12, 13], [15]]
+
+
+def test_ways_part_where_steps_differ(here: World, trained: list[int]) -> None:
+    """A run that shares two steps (5 rounds) and then goes another way trains these anew, and gets its own weights."""
+    store = Store()
+    learned_by(Trajectory(here, "engine", store))
+    trained.clear()
+    other = [*STEPS[:2], Step(2, 2, 3)]
+    parted, alone = Trajectory(here, "engine", store), Trajectory(here, "engine", Store())
+    found = learned_by(parted, other)
+    assert len(trained) == 7
+    assert found == learned_by(alone, other)
+    assert equal_states(parted, alone)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": {"learning_rate": 0.06}},
+        {"training": {"weight_decay": 0.01}},
+        {"training": {"common_learning_rate": 0.01}},
+        {"data": {"weights": "size"}},
+        {"data": {"seed": 5}},
+        {"model": {"options": {"width": 0.5}}},
+        {"fleet": {"devices": 5}},
+        {"run": {"test_samples": 30}},
+        {"run": {"evaluate_every": 5}},
+    ],
+    ids=str,
+)
+def test_what_changes_learning_changes_the_name(change: dict) -> None:
+    assert world(**change).learning_identity != world().learning_identity
+
+
+def test_what_does_not_change_learning_keeps_the_name() -> None:
+    changed = world(
+        fleet={"base": "paper", "seed": 3},
+        run={"rounds": 99, "targets": [0.5], "checkpoint_every": 1},
+        adapt={"measure_every": 9},
+        planner={"max_interval": 3},
+        faults={"participation": 0.5},
+    )
+    assert changed.learning_identity == world().learning_identity
+    assert world(seed=1).learning_identity != world().learning_identity
+
+
+def test_trainers_do_not_share(here: World) -> None:
+    store = Store()
+    step = Step(2, 1, 1)
+    keys = set()
+    for trainer, divergence in (("engine", False), ("engine", True), ("centralized", False), ("turns", False)):
+        trajectory = Trajectory(here, trainer, store, divergence=divergence)
+        trajectory.advance(step)
+        keys.add(trajectory.key)
+    assert len(keys) == 4
+
+
+class Stop(Exception):
+    """What breaks a run off."""
+
+
+def interrupted(here: World, folder: Path, after: int) -> None:
+    """Run until so many rounds were trained, saving on the way out as an experiment does."""
+
+    def on_round(round_: int, _loss: float) -> None:
+        if round_ == after:
+            raise Stop
+
+    trajectory = Trajectory(here, "engine", Store(folder / "steps.jsonl"), folder=folder, on_round=on_round)
+    try:
+        learned_by(trajectory)
+    except Stop:
+        trajectory.save()
+
+
+@pytest.mark.parametrize("after", range(1, 17))
+def test_going_on_after_any_round(here: World, whole: Trajectory, tmp_path: Path, after: int) -> None:
+    """Broken off after any round, also in the middle of a step, which is then taken again from its beginning."""
+    interrupted(here, tmp_path, after)
+    again = Trajectory(here, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
+    assert learned_by(again) == outcome(whole)
+    assert equal_states(again, whole)
+
+
+def test_dropout_draws_the_same_after_an_interruption(with_dropout: World, tmp_path: Path) -> None:
+    whole = Trajectory(with_dropout, "engine", Store())
+    expected = learned_by(whole)
+    interrupted(with_dropout, tmp_path, 9)
+    torch.rand(3)  # whatever else this process drew
+    again = Trajectory(with_dropout, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
+    assert learned_by(again) == expected
+    assert equal_states(again, whole)
+
+
+@pytest.mark.parametrize("damage", ["gone", "tensors", "manifest", "another run's"])
+def test_a_checkpoint_is_only_a_shortcut(here: World, whole: Trajectory, tmp_path: Path, damage: str) -> None:
+    interrupted(here, tmp_path, 9)
+    (tensors,) = tmp_path.glob("checkpoint-*.safetensors")
+    manifest = tmp_path / "checkpoint.json"
+    if damage == "gone":
+        manifest.unlink()
+    elif damage == "tensors":
+        tensors.write_bytes(tensors.read_bytes()[:-9])
+    elif damage == "manifest":
+        manifest.write_text(manifest.read_text()[:-9])
+    else:
+        other = Trajectory(here, "engine", Store(), folder=tmp_path)
+        other.advance(Step(4, 2, 5))
+        other.save()
+    again = Trajectory(here, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
+    assert learned_by(again) == outcome(whole)
+    assert equal_states(again, whole)
+
+
+@pytest.mark.parametrize("line", [0, 3, 5])
+def test_a_torn_line_is_learned_again(here: World, tmp_path: Path, trained: list[int], line: int) -> None:
+    """Any line of the file, also with bytes that are no text; all the others are still looked up."""
+    file = tmp_path / "steps.jsonl"
+    whole = Trajectory(here, "engine", Store(file))
+    expected = learned_by(whole)
+    lines = file.read_bytes().splitlines(keepends=True)
+    torn = lines[line][: len(lines[line]) // 2]
+    last = line == len(lines) - 1
+    lines[line] = torn if last else torn + b"\xff\n"
+    file.write_bytes(b"".join(lines))
+    again = Trajectory(here, "engine", Store(file))
+    assert learned_by(again) == expected
+    assert equal_states(again, whole)
+    trained.clear()
+    third = Trajectory(here, "engine", Store(file))
+    assert learned_by(third) == expected
+    assert trained == []  # what was learned again was written to a line of its own
+
+
+def test_divergence_survives_a_checkpoint(here: World, tmp_path: Path) -> None:
+    """Layer 2 is averaged every 4 rounds, steps have 2: every other step reports what was measured before it."""
+    steps = [Step(2, 2, 2, ((2, 4),)) for _ in range(5)]
+    whole = Trajectory(here, "engine", Store(), divergence=True)
+    expected = learned_by(whole, steps)
+    assert all("divergence=()" not in text for text in expected)
+    file = tmp_path / "steps.jsonl"
+    first = Trajectory(here, "engine", Store(file), folder=tmp_path, divergence=True)
+    learned_by(first, steps[:4])
+    first.save()
+    again = Trajectory(here, "engine", Store(file), folder=tmp_path, divergence=True)
+    assert learned_by(again, steps) == expected
+
+
+def test_a_batch_of_one_cannot_be_measured() -> None:
+    lone = world(training={"batch_size": 1})
+    trajectory = Trajectory(lone, "engine", Store())
+    with pytest.raises(InvalidInput, match=r"raise training\.batch_size"):
+        trajectory.advance(Step(2, 2, 2, measure="drift"))
+
+
+def tokens(count: int = 64) -> tuple[list, list]:
+    """Sequences of 8 tokens that count up by one, and what follows every token."""
+    rows = [(torch.arange(k, k + 8) % 11, torch.arange(k + 1, k + 9) % 11) for k in range(count)]
+    return rows, rows[:20]
+
+
+def test_sequences_are_trained_and_evaluated() -> None:
+    """Accuracy and loss are means over tokens: before training a loss near log 11 = 2.4, and accuracies are k/160."""
+    language = world(
+        model={"name": "gpt", "options": {"vocabulary": 11, "width": 0.125, "depth": 1, "context": 8}},
+        data={"name": "simulation.test_trajectory:tokens", "partition": {"kind": "iid"}},
+        run={"test_samples": None},
+    )
+    accuracy, loss = language.evaluate(language.model.module.state_dict())
+    assert loss == pytest.approx(2.4, abs=0.3)
+    assert accuracy * 160 == pytest.approx(round(accuracy * 160))
+    trajectory = Trajectory(language, "engine", Store())
+    learned = trajectory.advance(Step(8, 4, 2, measure="drift"))
+    assert learned.losses[-1] < learned.losses[0]
+    ((_, _, after),) = learned.evaluations[-1:]
+    assert after < loss
