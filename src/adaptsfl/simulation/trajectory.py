@@ -80,8 +80,11 @@ class Store:
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
         self.steps: dict[str, Learned] = {}
+        self._torn = False  # whether the file ends in the middle of a line
         if file is not None and file.exists():
-            for line in file.read_text().splitlines():
+            text = file.read_text()
+            self._torn = not text.endswith("\n")
+            for line in text.splitlines():
                 try:
                     entry = json.loads(line)
                     self.steps[entry["key"]] = _from_data(entry["learned"])
@@ -94,7 +97,8 @@ class Store:
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a") as file:
-                file.write(json.dumps({"key": key, "learned": _to_data(learned)}) + "\n")
+                start, self._torn = "\n" if self._torn else "", False
+                file.write(start + json.dumps({"key": key, "learned": _to_data(learned)}) + "\n")
 
 
 class Trajectory:
@@ -126,6 +130,7 @@ class Trajectory:
         self._trained_key, self._trained_round, self._saved_round = self.key, 0, 0
         self._first_loss: float | None = None
         self._made: Engine | Sequential | None = None
+        self._whole = True  # whether `_made` stands between two steps: not while one is trained, or broke off
 
     def advance(self, step: Step) -> Learned:
         """Go one step further."""
@@ -133,9 +138,8 @@ class Trajectory:
         known = self.store.steps.get(key)
         if known is None:
             self._catch_up()
-            known = self._train(step)
+            known = self._train(step, key)
             self.store.add(key, known)
-            self._trained_key = key
             if self._trained_round - self._saved_round >= self.world.run.checkpoint_every:
                 self.save()
         else:
@@ -151,8 +155,9 @@ class Trajectory:
         return self._made.state()
 
     def save(self) -> None:
-        """Write a checkpoint of what was trained last."""
-        if self.folder is not None and self._made is not None and self._trained_round > self._saved_round:
+        """Write a checkpoint of what was trained last; nothing if that broke off in the middle of a step."""
+        new = self._whole and self._trained_round > self._saved_round
+        if self.folder is not None and self._made is not None and new:
             extra = {"key": self._trained_key}
             save_checkpoint(self.folder, self._made.snapshot(), extra=extra, identity=self._identity)
             self._saved_round = self._trained_round
@@ -170,8 +175,7 @@ class Trajectory:
                 self._restore()
         waiting, self._waiting = self._waiting, []
         for key, step in waiting:
-            self._train(step)
-            self._trained_key = key
+            self._train(step, key)
 
     def _restore(self) -> None:
         if self.folder is None or not has_checkpoint(self.folder):
@@ -214,9 +218,10 @@ class Trajectory:
             record_divergence=self.divergence,
         )
 
-    def _train(self, step: Step) -> Learned:
-        """Train the rounds of one step."""
+    def _train(self, step: Step, key: str) -> Learned:
+        """Train the rounds of one step, after which the weights have that name."""
         made = self._made = self._made or self._make(step)
+        self._whole = False
         if isinstance(made, Engine):
             plan = TrainingPlan((step.deepest,) * len(made.weights), step.interval, dict(step.layer_intervals))
             if plan != made.schedule.plan:
@@ -234,6 +239,7 @@ class Trajectory:
             if self._trained_round % self.world.run.evaluate_every == 0 or (step.evaluate_last and last):
                 evaluations.append((self._trained_round, *self.world.evaluate(made.state())))
             self.on_round(self._trained_round, loss)
+        self._trained_key, self._whole = key, True
         divergence = made.last_divergence if isinstance(made, Engine) else {}
         apart = tuple(divergence.get(layer, 0.0) for layer in range(1, step.deepest + 1)) if divergence else ()
         return Learned(tuple(learned), tuple(evaluations), apart, **measured)
