@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 
 from adaptsfl.config import Recipe, parse
-from adaptsfl.simulation.experiment import Experiment, Watcher
+from adaptsfl.simulation.experiment import Experiment, Job, Watcher
 from adaptsfl.simulation.folder import Run
 
 INTERVALS = (1, 2, 5, 10, 15, 25, None)
@@ -178,7 +178,7 @@ def run_case(case: str, folder: Path, results: Path, threads: int) -> None:
     console = Console()
     started = time.process_time()
 
-    def ended(run: Run) -> None:
+    def ended(_job: Job, run: Run) -> None:
         console.print(
             f"{case} {run.folder.name}: best {run.best_accuracy}, {run.time_s:.4g} virtual s", highlight=False
         )

@@ -1,10 +1,13 @@
 """The command line: parsing and printing only."""
 
 import json
+import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +15,14 @@ import typer
 from rich.console import Console
 
 from adaptsfl import __version__, planner
-from adaptsfl.config import ModelConfig
+from adaptsfl.config import ModelConfig, load_fleet, load_recipe
 from adaptsfl.errors import AdaptSFLError, InfeasiblePlan, InvalidInput
 from adaptsfl.loading import load_problem, model_costs
 from adaptsfl.report import cut_report, plan_report
+from adaptsfl.report.figures import write_figures
+from adaptsfl.report.page import write_page
+from adaptsfl.report.summary import summary_table
+from adaptsfl.simulation.folder import Run, find_runs
 
 app = typer.Typer(
     help="Split federated learning that plans its own cuts and its own aggregation interval.",
@@ -61,7 +68,7 @@ def plan(
             _plan_file(file, solvers, time_limit, as_json=as_json, details=details)
         except Exception as error:
             failed = True
-            message = str(error) if isinstance(error, AdaptSFLError) else _bug(error)
+            message = _message(error)
             message = message if str(file) in message else f"{file}: {message}"
             _complain(message)
             if as_json:
@@ -106,7 +113,7 @@ def profile(
         if plot is not None:
             cut_report.plot_cuts(costs, plot, title=model)
     except Exception as error:
-        _complain(str(error) if isinstance(error, AdaptSFLError) else _bug(error))
+        _complain(_message(error))
         raise typer.Exit(1) from None
     if as_json:
         _print_json(cut_report.cut_data(costs))
@@ -115,6 +122,114 @@ def profile(
         _console().print(cut_report.cut_table(title, costs))
     if plot is not None:
         Console(stderr=True).print(f"figure saved to {plot}", soft_wrap=True)
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Say it otherwise than the file does.", metavar="SECTION.KEY=VALUE", show_default=False),
+]
+Runs = Annotated[list[Path], typer.Argument(help="Experiments, or folders of single runs.", metavar="RUN...")]
+
+
+@app.command()
+def simulate(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml) with [data] and [run].")],
+    policies: Annotated[
+        str | None, typer.Option(help="Which ones, instead of the recipe's.", metavar="NAME,NAME…", show_default=False)
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many runs of each policy, every one with its own seed.", min=1)] = 1,
+    override: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where runs go. [default: runs/ and the recipe's name]", metavar="FOLDER")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Train by one or more policies over a simulated fleet; stopped, the same command goes on where it was."""
+    with _explaining(recipe):
+        _need_torch()
+        from adaptsfl.report.progress import Progress  # noqa: PLC0415 (imports torch)
+        from adaptsfl.simulation.experiment import Experiment  # noqa: PLC0415
+
+        content = load_recipe(recipe, override or ())
+        folder = out or Path("runs") / _folder_name(content.name or recipe.stem)
+        names = [name.strip() for name in policies.split(",")] if policies is not None else []
+        experiment = Experiment(content, folder, policies=names, seeds=seeds)
+        progress = Progress(Console(stderr=True), experiment.jobs, quiet=quiet)
+        try:
+            with progress.watching() as watcher:
+                runs = experiment.execute(watcher)
+        except KeyboardInterrupt:
+            _say(f"stopped. What was done is in {folder}; the same command goes on from there.")
+            raise typer.Exit(130) from None
+        for job, error in progress.failures:
+            _complain(f"{folder / job.folder_name}: {_message(error)}")
+        runs = [run for run in runs if run.blocks]
+        if runs:
+            _close(runs, folder / "report.html")
+    if progress.failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option(help="The page. [default: report.html beside the first runs]", metavar="FILE")
+    ] = None,
+) -> None:
+    """Show runs as a table, as figures and as one HTML page."""
+    with _explaining():
+        _close(find_runs(runs), out or _experiment_of(runs[0]) / "report.html")
+
+
+@app.command()
+def retime(
+    runs: Runs,
+    fleet: Annotated[Path, typer.Option(help="A recipe, or a TOML file with a [fleet].", metavar="FILE")],
+    override: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where they go. [default: beside the experiment, named for the fleet]", metavar="FOLDER"),
+    ] = None,
+) -> None:
+    """Charge recorded runs under another fleet, without training: the decisions stay as they were."""
+    with _explaining():
+        _need_torch()
+        from adaptsfl.simulation.retime import retime as charge_anew  # noqa: PLC0415 (imports torch)
+
+        config = load_fleet(fleet, override or ())
+        experiment = _experiment_of(runs[0])
+        folder = out or experiment.with_name(f"{experiment.name}-{fleet.stem}")
+        _close(charge_anew(find_runs(runs), config, folder, name=fleet.stem), folder / "report.html")
+
+
+def _close(runs: Sequence[Run], page: Path) -> None:
+    """Print what came of runs, draw it, and say where everything is."""
+    console = _console()
+    console.print(summary_table(runs))
+    try:
+        folder = page.parent / "figures"
+        write_figures(runs, folder)
+        console.print(f"figures: {folder}", soft_wrap=True)
+    except InvalidInput as error:  # the page needs none of them
+        _say(str(error))
+    write_page(runs, page)
+    console.print(f"report:  {page}", soft_wrap=True)
+
+
+def _experiment_of(path: Path) -> Path:
+    """Return the folder of an experiment, given that or the folder of one of its runs."""
+    path = path.resolve() if path.name in ("", "..") else path
+    return path.parent if (path / "run.json").is_file() else path
+
+
+def _folder_name(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", name).strip(".-") or "experiment"
+
+
+def _need_torch() -> None:
+    if find_spec("torch") is None:
+        raise InvalidInput("simulate", "needs torch", "Install it: pip install 'adaptsfl[train]'")
 
 
 def _key_value(text: str) -> tuple[str, bool | int | float | str]:
@@ -145,6 +260,28 @@ def _bug(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(where.filename).name}, line {where.lineno}"
     return f"internal error in {place}: {type(error).__name__}: {error}. This is a bug; please report it with the file"
+
+
+@contextmanager
+def _explaining(file: Path | None = None) -> Iterator[None]:
+    """Print what went wrong, with the file that it is about, and end with 1."""
+    try:
+        yield
+    except (typer.Exit, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        message = _message(error)
+        named = file is None or str(file) in message or not isinstance(error, InvalidInput) or error.source
+        _complain(message if named else f"{file}: {message}")
+        raise typer.Exit(1) from None
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, AdaptSFLError) else _bug(error)
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def _complain(message: str) -> None:

@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -192,6 +192,13 @@ class Recipe(Section):
     adapt: AdaptConfig = AdaptConfig()
 
 
+class FleetFile(Section):
+    """A fleet on its own."""
+
+    name: str = ""
+    fleet: FleetConfig
+
+
 class DevicesSection(Section):
     """One entry per device, in SI units."""
 
@@ -239,21 +246,69 @@ class ProblemFile(Section):
 AnySection = TypeVar("AnySection", bound=Section)
 
 
-def load_recipe(path: Path) -> Recipe:
-    """Read a recipe; the files that it names are looked for beside it."""
-    try:
-        content = tomllib.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("", f"is not valid TOML: {error}", "Mend the syntax", source=str(path)) from None
-    recipe = parse(Recipe, content, source=str(path))
-    sections: dict[str, Section] = {}
-    if recipe.fleet.trace is not None:
-        sections["fleet"] = recipe.fleet.model_copy(update={"trace": str(path.parent / recipe.fleet.trace)})
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe; the files that it names are looked for beside it.
+
+    Args:
+        overrides: what to say instead of the file, as section.key=value.
+    """
+    recipe = parse(Recipe, _content(path, overrides), source=str(path))
+    sections: dict[str, Section] = {"fleet": _fleet_beside(path.parent, recipe.fleet)}
     if recipe.faults.trace is not None:
         sections["faults"] = recipe.faults.model_copy(update={"trace": str(path.parent / recipe.faults.trace)})
     if recipe.data is not None:
         sections["data"] = _beside(path.parent, recipe.data)
+    if recipe.run is not None and recipe.run.fleets:
+        fleets = {name: _traced_beside(path.parent, fleet) for name, fleet in recipe.run.fleets.items()}
+        sections["run"] = recipe.run.model_copy(update={"fleets": fleets})
     return recipe.model_copy(update=sections)
+
+
+def load_fleet(path: Path, overrides: Sequence[str] = ()) -> FleetConfig:
+    """Read the [fleet] of a recipe, or of a TOML file that has nothing else."""
+    content = _content(path, overrides)
+    section: type[Recipe | FleetFile] = Recipe if "model" in content else FleetFile
+    return _fleet_beside(path.parent, parse(section, content, source=str(path)).fleet)
+
+
+def _content(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what a TOML file says, with some of it replaced."""
+    try:
+        content = tomllib.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("", f"is not valid TOML: {error}", "Mend the syntax", source=str(path)) from None
+    for override in overrides:
+        override_key(content, override)
+    return content
+
+
+def override_key(content: dict[str, Any], override: str) -> None:
+    """Set a key of nested tables, given as section.key=value: 5 is a number, [1, 2] a list, all else text."""
+    dotted, equals, text = override.partition("=")
+    *tables, key = _key_parts(dotted.strip())
+    if not equals or not key:
+        raise InvalidInput("--set", f"is {override!r}", "Give section.key=value, for example --set run.rounds=50")
+    for name in tables:
+        content = content.setdefault(name, {})
+        if not isinstance(content, dict):
+            raise InvalidInput("--set", f"is {override!r}, but {name!r} holds no keys", "Give a key of a section")
+    try:
+        content[key] = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        content[key] = text.strip()
+
+
+def _key_parts(dotted: str) -> list[str]:
+    """Return the names in a dotted key; quotes hold together what has a dot in it."""
+    try:
+        content: Any = tomllib.loads(f"{dotted} = 0")
+    except tomllib.TOMLDecodeError:  # rma+rms needs no quotes here
+        return dotted.split(".")
+    parts = []
+    while isinstance(content, dict):
+        (name, content) = next(iter(content.items()))
+        parts.append(name)
+    return parts
 
 
 def load_problem_file(path: Path) -> ProblemFile:
@@ -282,6 +337,15 @@ def parse(section: type[AnySection], content: Any, *, source: str = "") -> AnySe
         problem, remedy = _explain(first, section)
         union = first["type"] not in ("extra_forbidden", "missing")
         raise InvalidInput(_dotted(first["loc"], union=union), problem, remedy, source=source) from None
+
+
+def _fleet_beside(folder: Path, fleet: FleetConfig) -> FleetConfig:
+    return fleet if fleet.trace is None else fleet.model_copy(update={"trace": str(folder / fleet.trace)})
+
+
+def _traced_beside(folder: Path, fleet: dict[str, Any]) -> dict[str, Any]:
+    trace = fleet.get("trace")
+    return {**fleet, "trace": str(folder / trace)} if isinstance(trace, str) else fleet
 
 
 def _beside(folder: Path, data: DataConfig) -> DataConfig:

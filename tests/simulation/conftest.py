@@ -1,10 +1,11 @@
-"""Settings of all tests of the simulation."""
-
 import pytest
 import torch
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Run small tensors on one thread: more would wait for each other, most of all on a busy machine."""
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small networks gain nothing from threads, and lose a lot where the cores are busy."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -12,6 +12,7 @@ was already learned is looked up, so it goes on where it stopped.
 
 import json
 import platform
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +27,10 @@ import torch
 import adaptsfl
 from adaptsfl import checks
 from adaptsfl.config import FleetConfig, Recipe, RunConfig, parse
-from adaptsfl.errors import InvalidInput, NotWritten
+from adaptsfl.errors import InvalidInput, NotWritten, first_line
 from adaptsfl.files import about_tensors, replace_file, write_tensors
+from adaptsfl.fleet import resources_from
+from adaptsfl.fleet.recipe import BESIDE_A_TRACE
 from adaptsfl.loading import inside
 from adaptsfl.policies import Policy, make_policy
 from adaptsfl.simulation.faults import faults_from
@@ -35,7 +38,7 @@ from adaptsfl.simulation.folder import RECORD, RUN, Run, append_block, read_run,
 from adaptsfl.simulation.record import Block, plain
 from adaptsfl.simulation.run import Simulation
 from adaptsfl.simulation.trajectory import Store, Trajectory
-from adaptsfl.simulation.world import World, make_world
+from adaptsfl.simulation.world import World, check_run, make_world
 
 RECIPE, MODEL, TRAJECTORIES = "recipe.json", "model.safetensors", "trajectories"
 
@@ -51,18 +54,32 @@ class Job:
     @property
     def folder_name(self) -> str:
         """What its folder is called."""
-        policy = self.policy.replace(":", ".").replace("/", "-")
-        return "-".join(part for part in (policy, self.fleet, f"seed{self.seed}") if part)
+        name = "-".join(part for part in (self.policy, self.fleet, f"seed{self.seed}") if part)
+        return re.sub(r"[^\w.+@-]", "-", name.replace(":", ".")).lstrip(".")
+
+
+def give_up(job: Job, error: Exception) -> None:
+    """Let the error of a run stop the experiment."""
+    raise error
 
 
 @dataclass(frozen=True)
 class Watcher:
-    """Who is told how things go: when a run begins, after every round that is trained, and after every block."""
+    """Who is told how things go.
+
+    Attributes:
+        begins: before a run.
+        on_round: after every round that is trained, with its number and loss.
+        on_block: after every block.
+        ends: after a run, also one that was done before.
+        fails: when a run fails. If it returns, the other runs go on; by default it does not.
+    """
 
     begins: Callable[[Job, World], None] = lambda _job, _world: None
     on_round: Callable[[int, float], None] = lambda _round, _loss: None
     on_block: Callable[[Block], None] = lambda _block: None
-    ends: Callable[[Run], None] = lambda _run: None
+    ends: Callable[[Job, Run], None] = lambda _job, _run: None
+    fails: Callable[[Job, Exception], None] = give_up
 
 
 class Experiment:
@@ -85,6 +102,11 @@ class Experiment:
             self.make_policy(name)
         fleets = list(run.fleets) or [""]
         self.jobs = [Job(name, run.seed + seed, fleet) for seed in range(seeds) for fleet in fleets for name in names]
+        if len({job.folder_name for job in self.jobs}) < len(self.jobs):
+            raise InvalidInput("run.fleets", "has names that lead to one folder", "Use letters, digits, - and _")
+        check_run(run)
+        for fleet in fleets:
+            self._check_fleet(fleet)
         self._worlds: dict[tuple[int, str], World] = {}
         self._stores: dict[str, Store] = {}
 
@@ -95,18 +117,29 @@ class Experiment:
             return make_policy(name.partition("@")[0], **self.recipe.run.options.get(name, {}))
 
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
-        """Do every run that is not done yet; return all, in order."""
+        """Do every run that is not done yet; return all that there are, in order."""
         watcher = watcher or Watcher()
         if not (self.folder / RECIPE).exists():
             self.world(self.jobs[0])  # a recipe that cannot run claims no folder
         with _writing(self.folder):
             self._claim()
-        return [self._run(job, watcher) for job in self.jobs]
+        return [run for job in self.jobs if (run := self._attempt(job, watcher)) is not None]
+
+    def _attempt(self, job: Job, watcher: Watcher) -> Run | None:
+        """Do one run; if it fails and the watcher lets the others go on, return what there is of it."""
+        folder = self.folder / job.folder_name
+        try:
+            run = self._run(job, folder, watcher)
+        except Exception as error:
+            watcher.fails(job, error)
+            return read_run(folder) if (folder / RUN).exists() else None
+        watcher.ends(job, run)
+        return run
 
     def _claim(self) -> None:
         """Write down whose folder this is, or refuse one that holds another experiment."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / RECIPE
+        self.folder.mkdir(parents=True, exist_ok=True)
         mine = plain(self.recipe.model_dump(mode="json", exclude={"run": {"policies"}}))
         if file.exists():
             try:
@@ -133,9 +166,20 @@ class Experiment:
         changes = self.recipe.run.fleets.get(fleet)
         if not changes:
             return self.recipe
-        content = {**self.recipe.fleet.model_dump(exclude_unset=True), **changes}
+        kept = self.recipe.fleet.model_dump(exclude_unset=True)
+        if "trace" in changes:  # it fixes the whole fleet
+            kept = {key: value for key, value in kept.items() if key in BESIDE_A_TRACE}
+        content = {**kept, **changes}
         with inside(f"run.fleets.{fleet}"):
             return self.recipe.model_copy(update={"fleet": parse(FleetConfig, content)})
+
+    def _check_fleet(self, name: str) -> None:
+        """Refuse a fleet, or faults, that would stop a run later."""
+        recipe = self._recipe_for(name)
+        with inside(f"run.fleets.{name}" if name else "fleet"):
+            fleet = resources_from(recipe.fleet).at(0)
+        with inside("faults"):
+            faults_from(recipe.faults, [fleet.name(k) for k in range(fleet.size)])
 
     def _store(self, world: World) -> Store:
         name = world.learning_identity
@@ -143,8 +187,7 @@ class Experiment:
             self._stores[name] = Store(self.folder / TRAJECTORIES / f"{name}.jsonl")
         return self._stores[name]
 
-    def _run(self, job: Job, watcher: Watcher) -> Run:
-        folder = self.folder / job.folder_name
+    def _run(self, job: Job, folder: Path, watcher: Watcher) -> Run:
         if (folder / RUN).exists():
             found = read_run(folder)
             if found.status == "done":
@@ -163,29 +206,29 @@ class Experiment:
             divergence=policy.divergence,
             on_round=watcher.on_round,
         )
-        simulation = Simulation(world, policy, faults, trajectory)
         info = _about(job, world, policy)
         started = time.monotonic()
         with _writing(folder):
             write_run(folder, {**info, "status": "running"})
-            status = "failed"
+            how: dict[str, Any] = {"status": "failed"}
             try:
+                simulation = Simulation(world, policy, faults, trajectory)
                 with (folder / RECORD).open("w") as record:
                     for block in simulation:
                         append_block(record, block)
                         watcher.on_block(block)
                 self._write_model(folder, trajectory)
-                status = "done"
+                how = {"status": "done", "ended_by": simulation.ended_by}
             except KeyboardInterrupt:
-                status = "stopped"
+                how = {"status": "stopped"}
+                trajectory.save()
+                raise
+            except Exception as error:
+                how["error"] = first_line(error)
                 raise
             finally:
-                wall_s = time.monotonic() - started
-                write_run(folder, {**info, "status": status, "ended_by": simulation.ended_by, "wall_s": wall_s})
-                trajectory.save()
-        run = read_run(folder)
-        watcher.ends(run)
-        return run
+                write_run(folder, {**info, **how, "wall_s": time.monotonic() - started})
+        return read_run(folder)
 
     def _write_model(self, folder: Path, trajectory: Trajectory) -> None:
         """Write the final weights: those of another run with the same schedule, which need no training, or its own."""
@@ -207,6 +250,7 @@ def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
         "policy": job.policy,
         "title": title_of(job.policy, policy),
         "trainer": policy.trainer,
+        "estimates": policy.estimates,
         "seed": job.seed,
         "fleet": job.fleet,
         "recipe": world.recipe.model_dump(mode="json"),

@@ -1,11 +1,12 @@
 """One run: a policy decides, the trajectory learns, the clock charges, the record remembers; block by block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 
+from adaptsfl.costs import CutCosts
 from adaptsfl.fleet import RATES, Fleet
 from adaptsfl.policies import Decision, Observation, Policy, Trainer
 from adaptsfl.simulation.beliefs import MovingFleet, beliefs_from
@@ -36,27 +37,44 @@ class Charged:
 
 
 class Clock:
-    """Virtual time over the rounds of a run, with each round's true resources."""
+    """Virtual time over the rounds of a run, with each round's true resources.
 
-    def __init__(self, world: World, faults: Faults, trainer: Trainer) -> None:
-        self.world, self.faults, self.trainer = world, faults, trainer
+    Args:
+        fleet_at: the true resources in round 1, 2, ….
+    """
+
+    def __init__(
+        self,
+        fleet_at: Callable[[int], Fleet],
+        costs: CutCosts,
+        batch_size: int,
+        faults: Faults,
+        trainer: Trainer,
+    ) -> None:
+        self.fleet_at, self.costs, self.batch_size = fleet_at, costs, batch_size
+        self.faults, self.trainer = faults, trainer
         self.now_s = 0.0
         self.schedule: Schedule | None = None
 
     def charge(
-        self, decision: Decision, step: Step, members: Sequence[int], first_round: int, measuring: int
+        self, step: Step, cuts: Sequence[int], members: Sequence[int], first_round: int, measuring: int
     ) -> Charged:
-        """Charge one block; `measuring` rounds' worth of exchanges come on top of its last round."""
-        self.schedule = self.ahead(decision.plan)
+        """Charge one block; `measuring` rounds' worth of exchanges come on top of its last round.
+
+        Args:
+            cuts: where the model of every one of `members` is cut in truth.
+            members: who began the block, as indices of the whole fleet.
+        """
+        self.schedule = self.ahead(plan_of(step))
         rounds: list[Elapsed] = []
         ends: list[float] = []
         for k in range(step.rounds):
             t = first_round + k
             present = members if step.present is None else step.present[k]
-            fleet = self.faults.slowed(self.world.fleet_at(t), t - 1)
+            fleet = self.faults.slowed(self.fleet_at(t), t - 1)
             here = fleet if len(present) == fleet.size else fleet.subset(present)
-            cuts = [decision.cuts[members.index(device)] for device in present]
-            moment = (self.trainer, cuts, here, self.world.costs, self.world.batch_size)
+            placed = [cuts[members.index(device)] for device in present]
+            moment = (self.trainer, placed, here, self.costs, self.batch_size)
             new = [round_time(*moment, self.schedule.advance())]
             if measuring and k == step.rounds - 1:
                 new += [round_time(*moment)] * measuring
@@ -74,6 +92,41 @@ class Clock:
             schedule.change(plan)
         return schedule
 
+    def predicted_s(self, step: Step, cuts: Sequence[int], observed: Fleet) -> float:
+        """Return how long a block takes if everybody stays and rates stay as observed."""
+        schedule = self.ahead(plan_of(step))
+        rounds = [
+            round_time(self.trainer, cuts, observed, self.costs, self.batch_size, schedule.advance())
+            for _ in range(step.rounds)
+        ]
+        return together(rounds).total_s
+
+
+def plan_of(step: Step) -> TrainingPlan:
+    """Return the plan of a step as far as averaging is concerned, which L_c and the intervals decide."""
+    return TrainingPlan((step.deepest,), step.interval, dict(step.layer_intervals))
+
+
+class Observer:
+    """The fleet as a policy sees it, asked round by round: smoothed for those who plan by measured drift."""
+
+    def __init__(self, measured_at: Callable[[int], Fleet], *, smoothed: bool) -> None:
+        self.measured_at, self.smoothed = measured_at, smoothed
+        self._moving = MovingFleet()
+
+    def at(self, round_: int) -> Fleet:
+        """Return what is seen in round 1, 2, …; every round's rates are measured, whether a block begins or not."""
+        measured = self.measured_at(round_)
+        return self._moving.observe(measured) if self.smoothed else measured
+
+
+def rates_seen(observed: Fleet, members: Sequence[int], devices: int) -> dict[str, tuple[float, ...]]:
+    """Return the rates of the devices that were there, as a block records them: no number for the others."""
+    rates = {name: np.full(devices, np.nan) for name in RATES}
+    for name, values in rates.items():
+        values[list(members)] = getattr(observed, name)
+    return {name: tuple(values.tolist()) for name, values in rates.items()}
+
 
 class Simulation:
     """A policy in a world. Iterating gives one `Block` after another until the recipe's end is reached.
@@ -84,11 +137,12 @@ class Simulation:
 
     def __init__(self, world: World, policy: Policy, faults: Faults, trajectory: Trajectory) -> None:
         self.world, self.policy, self.faults, self.trajectory = world, policy, faults, trajectory
-        self.clock = Clock(world, faults, policy.trainer)
+        self.clock = Clock(world.fleet_at, world.costs, world.batch_size, faults, policy.trainer)
         self.adapt = world.recipe.adapt.model_copy(update=dict(policy.adapt))
         self.beliefs = beliefs_from(world.recipe, self.adapt, world.costs.layers)
         self.ended_by = ""
-        self._measured_fleet = MovingFleet()
+        smoothed = policy.estimates and self.adapt.mode == "calibrated"
+        self.observer = Observer(world.measured_at, smoothed=smoothed)
         self._measured_at: int | None = None  # the round of the last measurement of drift or constants
         self._divergence: tuple[float, ...] = ()
         self._accuracies: list[float] = []
@@ -106,7 +160,7 @@ class Simulation:
         first = rounds + 1
         members = self.faults.taking_part(rounds)
         everybody = len(members) == self.world.devices
-        fleet = self._observed(first)
+        fleet = self.observer.at(first)
         here = fleet if everybody else fleet.subset(members)
         due = self._measurement_due(rounds)
         seen = Observation(
@@ -129,19 +183,13 @@ class Simulation:
         step = self._step(decision, rounds, members, measure=due)
         learned = self.trajectory.advance(step)
         measuring = self.beliefs.cost if step.measure is not None else 0
-        predicted_s = self._predicted_s(decision, step, here)
-        charged = self.clock.charge(decision, step, members, first, measuring)
+        predicted_s = self.clock.predicted_s(step, decision.cuts, here)
+        charged = self.clock.charge(step, decision.cuts, members, first, measuring)
         estimates = self.beliefs.data() if self.policy.estimates else {}
         for t in range(first + 1, first + step.rounds):
-            self._observed(t)  # every round's rates are measured; the first one's were, above
+            self.observer.at(t)  # every round's rates are measured; the first one's were, above
         self._learn(learned, step, rounds)
         return self._record(decision, step, learned, charged, members, here, estimates, predicted_s, blocks)
-
-    def _observed(self, round_: int) -> Fleet:
-        """Return the fleet as the policy sees it: smoothed for those who plan by measured drift, else of the moment."""
-        measured = self.world.measured_at(round_)
-        smoothed = self._measured_fleet.observe(measured)
-        return smoothed if self.policy.estimates and self.adapt.mode == "calibrated" else measured
 
     def _measurement_due(self, rounds: int) -> bool:
         if not self.policy.estimates or self.beliefs.measurement is None:
@@ -200,9 +248,6 @@ class Simulation:
         first = self.trajectory.round - step.rounds + 1
         cuts = np.zeros(self.world.devices, dtype=int)
         cuts[list(members)] = decision.cuts
-        rates = {name: np.full(self.world.devices, np.nan) for name in RATES}
-        for name, values in rates.items():
-            values[list(members)] = getattr(observed, name)
         return Block(
             block=blocks + 1,
             first_round=first,
@@ -220,21 +265,11 @@ class Simulation:
                 (t, charged.ends_s[t - first], accuracy, loss) for t, accuracy, loss in learned.evaluations
             ),
             estimates=estimates,
-            resources={name: tuple(values.tolist()) for name, values in rates.items()},
+            resources=rates_seen(observed, members, self.world.devices),
             predicted_s=predicted_s,
             measuring=self.beliefs.cost if step.measure is not None else 0,
             present=step.present,
         )
-
-    def _predicted_s(self, decision: Decision, step: Step, observed: Fleet) -> float:
-        """Return how long the block takes if everybody stays and rates stay as observed."""
-        schedule = self.clock.ahead(decision.plan)
-        size, costs = self.world.batch_size, self.world.costs
-        rounds = [
-            round_time(self.policy.trainer, decision.cuts, observed, costs, size, schedule.advance())
-            for _ in range(step.rounds)
-        ]
-        return together(rounds).total_s
 
     def _end(self, rounds: int, block: Block) -> str:
         """Return what ends the run now; nothing if it goes on."""

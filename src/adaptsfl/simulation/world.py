@@ -162,8 +162,8 @@ def seeded(recipe: Recipe, seed: int) -> Recipe:
     partition = data.partition.model_copy(update={"seed": data.partition.seed + seed})
     sections: dict[str, Any] = {
         "fleet": recipe.fleet.model_copy(update={"seed": recipe.fleet.seed + seed}),
-        "data": data.model_copy(update={"seed": data.seed + seed, "partition": partition}),
         "faults": recipe.faults.model_copy(update={"seed": recipe.faults.seed + seed}),
+        "data": data.model_copy(update={"seed": data.seed + seed, "partition": partition}),
     }
     return recipe.model_copy(update=sections)
 

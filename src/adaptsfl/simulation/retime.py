@@ -1,0 +1,162 @@
+"""Recorded runs charged anew under another fleet, without training: what was learned and decided stays as it was.
+
+For a policy that does not look at the fleet, that is exactly the run that the other fleet would have given. For one
+that does, it is what its decisions, made for one fleet, would have cost on another.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from adaptsfl.config import FaultsConfig, FleetConfig, parse
+from adaptsfl.errors import InvalidInput, NotWritten
+from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
+from adaptsfl.loading import inside
+from adaptsfl.policies import Trainer
+from adaptsfl.simulation.faults import Faults, faults_from
+from adaptsfl.simulation.folder import RECORD, RUN, Run, append_block, read_run, write_run
+from adaptsfl.simulation.record import Block, plain
+from adaptsfl.simulation.run import Clock, Observer, rates_seen
+from adaptsfl.simulation.trajectory import Step
+
+RETIMED_FROM = "retimed_from"
+
+
+@dataclass(frozen=True)
+class OtherFleet:
+    """What to charge with.
+
+    Attributes:
+        config: with the run's seed in it.
+    """
+
+    config: FleetConfig
+    resources: Resources
+    noise: MeasurementNoise
+
+    def fleet_at(self, round_: int) -> Fleet:
+        """Return the true resources in round 1, 2, …."""
+        return self.resources.at(round_ - 1)
+
+    def measured_at(self, round_: int) -> Fleet:
+        """Return the resources of round 1, 2, … as they are measured."""
+        return self.noise.measure(self.fleet_at(round_), round_ - 1)
+
+
+def retime(runs: Sequence[Run], fleet: FleetConfig, out: Path, *, name: str = "") -> list[Run]:
+    """Charge runs under another fleet and write them to `out`, one folder each, named as before.
+
+    Args:
+        fleet: as a recipe has it; every run's seed is added to its seed.
+        name: what the fleet is called, for run.json.
+    """
+    targets = [out / run.folder.resolve().name for run in runs]
+    for run, target in zip(runs, targets, strict=True):
+        _check_target(run, target, targets)
+    # All are charged before any is written: a fleet that does not fit leaves nothing behind.
+    charged = [(target, *retimed(run, fleet, name)) for run, target in zip(runs, targets, strict=True)]
+    for target, info, blocks in charged:
+        _write(target, info, blocks)
+    return [read_run(target) for target in targets]
+
+
+def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, Any], list[Block]]:
+    """Return what run.json and the record of a run are under another fleet."""
+    other = _other_fleet(config, run.seed)
+    first = other.fleet_at(1)
+    if first.size != len(run.devices):
+        problem = f"has {first.size} devices, the run {len(run.devices)}"
+        raise InvalidInput("fleet", problem, "Give a fleet of the same size", source=str(run.folder))
+    info = json.loads((run.folder / RUN).read_text())
+    recipe = info["recipe"]
+    trainer = cast(Trainer, run.trainer)
+    clock = Clock(other.fleet_at, run.costs, run.batch_size, _stragglers(recipe, first), trainer)
+    smoothed = bool(info.get("estimates")) and recipe.get("adapt", {}).get("mode") == "calibrated"
+    observer = Observer(other.measured_at, smoothed=smoothed)
+    blocks = [_charged(block, clock, observer) for block in run.blocks]
+    info |= {
+        "recipe": {**recipe, "fleet": plain(other.config.model_dump(mode="json"))},
+        "fleet": name,
+        "devices": [first.name(k) for k in range(first.size)],
+        "server": plain(first.server),
+        RETIMED_FROM: str(run.folder),
+    }
+    return info, blocks
+
+
+def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
+    """Return the block with everything new that the fleet decides."""
+    members = tuple(device for device, cut in enumerate(block.cuts) if cut)
+    everybody = len(members) == len(block.cuts)
+    cuts = [block.cuts[device] for device in members]
+    step = Step(
+        rounds=block.rounds,
+        interval=block.interval,
+        deepest=block.deepest,
+        layer_intervals=tuple(sorted((int(layer), interval) for layer, interval in block.layer_intervals.items())),
+        present=block.present,
+    )
+    seen = observer.at(block.first_round)
+    here = seen if everybody else seen.subset(members)
+    predicted_s = clock.predicted_s(step, cuts, here)  # before the copies grow older
+    charged = clock.charge(step, cuts, members, block.first_round, block.measuring)
+    for t in range(block.first_round + 1, block.first_round + block.rounds):
+        observer.at(t)
+    return replace(
+        block,
+        time_s=clock.now_s,
+        seconds=dict(charged.elapsed.seconds),
+        bottleneck=charged.elapsed.bottleneck,
+        bits=charged.elapsed.bits,
+        evaluations=tuple(
+            (t, charged.ends_s[t - block.first_round], accuracy, loss) for t, _, accuracy, loss in block.evaluations
+        ),
+        resources=rates_seen(here, members, len(block.cuts)),
+        predicted_s=predicted_s,
+    )
+
+
+def _other_fleet(config: FleetConfig, seed: int) -> OtherFleet:
+    config = config.model_copy(update={"seed": config.seed + seed})
+    with inside("fleet"):
+        resources = resources_from(config)
+    with inside("fleet.noise"):
+        noise = noise_from(config.noise, config.seed)
+    return OtherFleet(config, resources, noise)
+
+
+def _stragglers(recipe: Mapping[str, Any], fleet: Fleet) -> Faults:
+    """Return the recipe's faults without those who come and go: who was there is recorded, who was slow is not."""
+    config = parse(FaultsConfig, recipe.get("faults", {}))
+    slow_only = config.model_copy(update={"trace": None, "dropout_rate": 0.0, "participation": 1.0})
+    return faults_from(slow_only, [fleet.name(k) for k in range(fleet.size)])
+
+
+def _check_target(run: Run, target: Path, targets: Sequence[Path]) -> None:
+    """Refuse to write over what was not made by retiming the same run."""
+    if targets.count(target) > 1:
+        problem = f"two of the runs are called {target.name!r}"
+        raise InvalidInput("out", problem, "Retime the experiments one by one, each into a folder of its own")
+    if not (target / RUN).exists():
+        return
+    try:
+        theirs = json.loads((target / RUN).read_text()).get(RETIMED_FROM)
+    except (OSError, ValueError, AttributeError):
+        theirs = None
+    if theirs != str(run.folder):
+        raise InvalidInput("out", f"{target} holds another run", "Give another folder by --out")
+
+
+def _write(folder: Path, info: Mapping[str, Any], blocks: Sequence[Block]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / RECORD).open("w") as record:
+            for block in blocks:
+                append_block(record, block)
+        write_run(folder, info)
+    except OSError as error:
+        raise NotWritten(
+            f"{folder}: cannot be written ({error.strerror or error}). Give another folder by --out."
+        ) from error
