@@ -32,6 +32,8 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# One thread: this network is so small that more of them mostly wait for each other, above all on busy cores.
+demo: export OMP_NUM_THREADS ?= 1
 demo: setup
 	$(BIN)/adaptsfl simulate recipes/digits.toml
 	@echo "Open runs/digits/report.html in a browser."
