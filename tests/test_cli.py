@@ -124,6 +124,16 @@ def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout.strip() == f"adaptsfl {__version__}"
 
 
+@pytest.mark.parametrize("command", ["plan", "simulate", "report", "retime"])
+def test_help_says_all_defaults(command, monkeypatch):
+    """Text in square brackets is taken for a style, and not shown."""
+    monkeypatch.setenv("COLUMNS", "150")
+    answer = CliRunner().invoke(app, [command, "--help"])
+    assert answer.exit_code == 0
+    assert "default: " in answer.stdout
+    assert " ." not in " ".join(answer.stdout.split()).replace(" .toml", "")
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from adaptsfl.cli import app
-from adaptsfl.config import FaultsConfig
+from adaptsfl.config import AdaptConfig, FaultsConfig, FleetConfig, RunConfig, TrainingConfig, load_recipe
 from adaptsfl.loading import load_problem
 from adaptsfl.policies import POLICIES, option_names
+from adaptsfl.simulation.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -67,15 +68,19 @@ def test_example_trace_in_the_formats_page_can_be_planned(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
-def test_every_recipe_can_be_planned(recipe):
+def test_every_recipe_can_be_planned_or_simulated(recipe, tmp_path):
+    if load_recipe(recipe).run is not None:
+        Experiment(load_recipe(recipe), tmp_path)  # with all its checks but those of the data
+        return
     answer = CliRunner().invoke(app, ["plan", str(recipe), "--json"])
     assert answer.exit_code == 0, answer.output
 
 
 def readme_commands() -> list[str]:
-    """The `adaptsfl` commands in the README's shell blocks."""
+    """The `adaptsfl` commands in the README's shell blocks, but for those that train: guides of their own run these."""
     lines = [line for block in blocks(ROOT / "README.md", "sh") for line in block.splitlines()]
-    return [line.split("adaptsfl ", 1)[1].split("#")[0] for line in lines if "adaptsfl " in line and "pip" not in line]
+    commands = [line.split("adaptsfl ", 1)[1].split("#")[0] for line in lines if "bin/adaptsfl " in line]
+    return [command for command in commands if command.split()[0] not in ("simulate", "report", "retime")]
 
 
 @pytest.mark.parametrize("command", readme_commands())
@@ -109,17 +114,19 @@ def without_solve_time(text: str) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("guide", ["models", "training", "policies"])
-def test_guides_print_what_they_say(guide):
+@pytest.mark.parametrize("guide", ["models", "training", "policies", "simulation"])
+def test_guides_print_what_they_say(guide, tmp_path, monkeypatch):
     """All Python blocks of a page run one after the other; blocks without a language are what they print."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     page = DOCS / f"{guide}.md"
     printed, said = io.StringIO(), ""
     scope: dict[str, object] = {"__name__": "guide"}
-    for language, text in re.findall(r"```(python)?\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        if language:
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+        if language == "python":
             with contextlib.redirect_stdout(printed):
                 exec(compile(text, str(page), "exec"), scope)
-        else:
+        elif not language:
             said += text
     assert said
     assert printed.getvalue() == said
@@ -132,3 +139,24 @@ def test_the_page_of_policies_has_every_policy_with_its_options_and_every_key_of
         assert set(re.findall(r"`(\w+)`", row.split("|")[-2])) == set(option_names(name)), name
     for key in FaultsConfig.model_fields:
         assert f"`{key}`" in text
+
+
+def test_the_commands_of_the_simulation_page_run(tmp_path, monkeypatch):
+    """One after the other, on the page's own recipe, shortened."""
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "simulation.md"
+    recipe, fleets, *_ = blocks(page, "toml")
+    (tmp_path / "mine.toml").write_text(recipe.replace("rounds = 100", "rounds = 4"))
+    (tmp_path / "phones.toml").write_text(fleets)
+    commands = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    assert len(commands) >= 5
+    for command in commands:
+        answer = CliRunner().invoke(app, shlex.split(command.split("#")[0])[1:])
+        assert answer.exit_code == 0, (command, answer.output)
+
+
+@pytest.mark.parametrize("section", [RunConfig, AdaptConfig, TrainingConfig, FleetConfig, FaultsConfig])
+def test_the_page_of_formats_has_every_key_of_a_recipe(section):
+    text = (DOCS / "formats.md").read_text()
+    for key in section.model_fields:
+        assert re.search(rf"`{key}`|^{key} = ", text, flags=re.MULTILINE), key

@@ -22,7 +22,7 @@ from adaptsfl.report import cut_report, plan_report
 from adaptsfl.report.figures import write_figures
 from adaptsfl.report.page import write_page
 from adaptsfl.report.summary import summary_table
-from adaptsfl.simulation.folder import Run, find_runs
+from adaptsfl.simulation.folder import RUN, Run, find_runs
 
 app = typer.Typer(
     help="Split federated learning that plans its own cuts and its own aggregation interval.",
@@ -53,7 +53,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per file, one per line.")] = False,
     compare: Annotated[bool, typer.Option(help="Run exact and bcd side by side.")] = False,
     sensitivity: Annotated[
-        bool | None, typer.Option(help="Plan anew with half and double resources. [default: yes, with --json no]")
+        bool | None, typer.Option(help="Plan anew with half and double resources (default: yes, with --json no).")
     ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Stop exact or bcd after so many seconds.", metavar="SECONDS", min=0)
@@ -133,14 +133,14 @@ Runs = Annotated[list[Path], typer.Argument(help="Experiments, or folders of sin
 
 @app.command()
 def simulate(
-    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml) with [data] and [run].")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml) that says how long to run.")],
     policies: Annotated[
         str | None, typer.Option(help="Which ones, instead of the recipe's.", metavar="NAME,NAME…", show_default=False)
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many runs of each policy, every one with its own seed.", min=1)] = 1,
     override: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where runs go. [default: runs/ and the recipe's name]", metavar="FOLDER")
+        Path | None, typer.Option(help="Where runs go (default: runs/ and the recipe's name).", metavar="FOLDER")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
@@ -174,7 +174,7 @@ def simulate(
 def report(
     runs: Runs,
     out: Annotated[
-        Path | None, typer.Option(help="The page. [default: report.html beside the first runs]", metavar="FILE")
+        Path | None, typer.Option(help="The page (default: report.html beside the first runs).", metavar="FILE")
     ] = None,
 ) -> None:
     """Show runs as a table, as figures and as one HTML page."""
@@ -185,11 +185,11 @@ def report(
 @app.command()
 def retime(
     runs: Runs,
-    fleet: Annotated[Path, typer.Option(help="A recipe, or a TOML file with a [fleet].", metavar="FILE")],
+    fleet: Annotated[Path, typer.Option(help="A recipe, or a TOML file with a fleet alone.", metavar="FILE")],
     override: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where they go. [default: beside the experiment, named for the fleet]", metavar="FOLDER"),
+        typer.Option(help="Where they go (default: beside the experiment, named for the fleet).", metavar="FOLDER"),
     ] = None,
 ) -> None:
     """Charge recorded runs under another fleet, without training: the decisions stay as they were."""
@@ -220,7 +220,7 @@ def _close(runs: Sequence[Run], page: Path) -> None:
 def _experiment_of(path: Path) -> Path:
     """Return the folder of an experiment, given that or the folder of one of its runs."""
     path = path.resolve() if path.name in ("", "..") else path
-    return path.parent if (path / "run.json").is_file() else path
+    return path.parent if (path / RUN).is_file() else path
 
 
 def _folder_name(name: str) -> str:

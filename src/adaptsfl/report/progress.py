@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from adaptsfl.config import RunConfig
@@ -39,7 +40,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console, self.jobs, self.clock = console, list(jobs), clock
-        self.quiet, self.live = quiet, None if quiet or not console.is_terminal else self._live()
+        self.quiet, self.live = quiet, console.is_terminal and not quiet
         self.failures: list[tuple[Job, Exception]] = []
         self._number = 0  # of the run, from 1 on
         self._job: Job | None = None
@@ -55,14 +56,11 @@ class Progress:
     def watching(self) -> Iterator[Watcher]:
         """Give who is to be told, and show what they are told until the end."""
         watcher = Watcher(self._begins, self._on_round, self._on_block, self._ends, self._fails)
-        if self.live is None:
+        if not self.live:
             yield watcher
             return
-        with self.live:
+        with Live(console=self.console, get_renderable=self._view, refresh_per_second=4, transient=True):
             yield watcher
-
-    def _live(self) -> Live:
-        return Live(console=self.console, get_renderable=self._view, refresh_per_second=4, transient=True)
 
     def _begins(self, job: Job, world: World) -> None:
         self._number, self._job, self._goal = self.jobs.index(job) + 1, job, world.run
@@ -94,7 +92,7 @@ class Progress:
         self._tell(f"{self._name(job)}: failed, {type(error).__name__}")
 
     def _tell_sometimes(self) -> None:
-        if self.live is None and self.clock() - self._told >= QUIET_S and self._job is not None:
+        if not self.live and self.clock() - self._told >= QUIET_S and self._job is not None:
             self._tell(f"{self._name(self._job)}: {self.state()}")
 
     def _tell(self, text: str) -> None:
@@ -144,7 +142,9 @@ class Progress:
             return Group(Text("preparing …"))
         share = self.share()
         bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, width=BAR_WIDTH)
-        return Group(Text(self._name(self._job), style="bold"), bar, Text(self.state()))
+        head = Table.grid(padding=(0, 2))
+        head.add_row(Text(self._name(self._job), style="bold"), bar)
+        return Group(head, Text(self.state()))
 
 
 def rounds_planned(run: RunConfig, batch_size: int) -> int | None:

@@ -1,0 +1,113 @@
+"""Experiments: stopped anywhere they go on to the same end, and one run's failure is its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adaptsfl.config import Recipe, parse
+from adaptsfl.errors import InvalidInput
+from adaptsfl.simulation.experiment import RECIPE, TRAJECTORIES, Experiment, Job, Watcher
+from adaptsfl.simulation.folder import RECORD
+from adaptsfl.simulation.trajectory import Store
+from adaptsfl.simulation.world import seeded
+
+
+def recipe(**run) -> Recipe:
+    content = {
+        "model": {"name": "vgg_digits", "options": {"norm": "group", "width": 0.25}},
+        "training": {"batch_size": 8, "learning_rate": 0.05, "optimizer": "momentum"},
+        "fleet": {"devices": 3},
+        "run": {
+            "policies": ["fixed"],
+            "options": {"fixed": {"interval": 4, "cut": 2}},
+            "rounds": 10,
+            "checkpoint_every": 1,
+            "evaluate_every": 2,
+            "test_samples": 50,
+            **run,
+        },
+    }
+    return parse(Recipe, content)
+
+
+def record(folder: Path) -> bytes:
+    return (folder / "fixed-seed0" / RECORD).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    folder = tmp_path_factory.mktemp("whole")
+    Experiment(recipe(), folder).execute()
+    return record(folder)
+
+
+def stop_after(wanted: int):
+    def stop(round_: int, _loss: float) -> None:
+        if round_ == wanted:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+@pytest.mark.parametrize("stops", [[1], [4], [6], [7, 8], [6, 6, 10]])
+def test_stopped_after_any_round_a_run_goes_on_to_the_same_end(tmp_path, whole, stops):
+    """In the middle of a block, too: then the weights are those of no block's end, and must not be taken for such."""
+    for round_ in stops:
+        with pytest.raises(KeyboardInterrupt):
+            Experiment(recipe(), tmp_path).execute(Watcher(on_round=stop_after(round_)))
+    (run,) = Experiment(recipe(), tmp_path).execute()
+    assert (run.status, run.ended_by) == ("done", "rounds")
+    assert record(tmp_path) == whole
+
+
+def test_what_was_torn_by_a_crash_is_trained_again_and_nothing_else(tmp_path, whole):
+    with pytest.raises(KeyboardInterrupt):
+        Experiment(recipe(), tmp_path).execute(Watcher(on_round=stop_after(9)))
+    (file,) = (tmp_path / TRAJECTORIES).iterdir()
+    kept = file.read_text()
+    file.write_text(kept[:-10])
+    Experiment(recipe(), tmp_path).execute()
+    assert record(tmp_path) == whole
+    assert len(Store(file).steps) == 3
+
+
+def test_a_recipe_that_cannot_be_run_claims_no_folder(tmp_path):
+    made = recipe().model_copy(update={"data": None, "model": recipe().model.model_copy(update={"name": "vgg16"})})
+    with pytest.raises(InvalidInput, match="data: has samples of shape"):
+        Experiment(made, tmp_path / "out").execute()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_is_raised_unless_somebody_takes_it(tmp_path):
+    broken = recipe(options={"fixed": {"interval": 4, "cut": 99}})
+    with pytest.raises(InvalidInput, match=r"policy\.cut"):
+        Experiment(broken, tmp_path).execute()
+    taken = []
+    (run,) = Experiment(broken, tmp_path).execute(Watcher(fails=lambda job, error: taken.append((job, error))))
+    assert (run.status, run.blocks) == ("failed", ())
+    ((job, error),) = taken
+    assert job == Job("fixed", 0)
+    assert isinstance(error, InvalidInput)
+
+
+def test_fleets_may_have_any_name(tmp_path):
+    made = recipe(rounds=1, fleets={"../a/b": {}, "c d": {}})
+    names = [job.folder_name for job in Experiment(made, tmp_path).jobs]
+    assert names == ["fixed-..-a-b-seed0", "fixed-c-d-seed0"]
+    with pytest.raises(InvalidInput, match=r"run\.fleets: has names that lead to one folder"):
+        Experiment(recipe(fleets={"a/b": {}, "a b": {}}), tmp_path)
+
+
+def test_more_seeds_and_policies_may_be_asked_for_later(tmp_path):
+    Experiment(recipe(rounds=1), tmp_path).execute()
+    ends = []
+    more = Experiment(recipe(rounds=1), tmp_path, policies=["fixed", "psl"], seeds=2)
+    more.execute(Watcher(begins=lambda job, _world: ends.append(job.folder_name)))
+    assert ends == ["psl-seed0", "fixed-seed1", "psl-seed1"]
+    assert "policies" not in json.loads((tmp_path / RECIPE).read_text())["run"]
+
+
+def test_a_runs_seed_is_added_to_every_sections_own():
+    made = seeded(parse(Recipe, {"model": {"name": "vgg_digits"}, "faults": {"seed": 2}, "fleet": {"seed": 1}}), 5)
+    assert (made.faults.seed, made.fleet.seed, made.data.seed, made.data.partition.seed) == (7, 6, 5, 5)
