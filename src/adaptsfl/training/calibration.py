@@ -31,6 +31,7 @@ LARGEST_SHARE = 1.5  # a share beyond this is noise
 SMALLEST_SCALE = 1e-6
 FORGETTING = 0.75  # how much a measurement counts when the next one has come
 REMEMBERED = 12
+SMALLEST_PART = 1e-12  # of the spread: less than this is nothing, and too small for the planner's numbers
 
 # Before anything is measured, and the least for a measurement: below this, copies have hardly drifted.
 FIRST_INTERVAL = 5
@@ -63,7 +64,8 @@ class Calibration:
         spread = self.spread
         if measured.sum() > 0:
             shares = measured / measured.sum()
-            spread = tuple(map(float, shares if not spread else (np.asarray(spread) + shares) / 2))
+            shares = shares if not spread else (np.asarray(spread) + shares) / 2
+            spread = tuple(map(float, np.where(shares < SMALLEST_PART, 0.0, shares)))
         return Calibration(self.layers, samples, spread)
 
     @property
