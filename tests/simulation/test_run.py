@@ -166,6 +166,14 @@ def test_participation() -> None:
     assert len({block.present for block in blocks}) > 1
 
 
+def test_cuts_belong_to_devices_whoever_is_there() -> None:
+    """Cuts are given for the whole fleet; device k has cut k + 1 in whichever blocks it takes part."""
+    blocks = list(simulation(world(faults={"participation": 0.5}), "fixed", interval=2, cuts=[1, 2, 3, 4]))
+    for block in blocks:
+        assert block.present is not None
+        assert block.cuts == tuple(k + 1 if k in block.present[0] else 0 for k in range(4))
+
+
 def test_stragglers_cost_time_only() -> None:
     """Everybody is three times as slow in every round: three times the seconds of devices, nothing else changed."""
     plain = list(simulation(world(), "fixed", interval=3, cut=2))
@@ -211,6 +219,12 @@ def test_paper_mode_measures_its_constants(policy: str) -> None:
         assert len(block.estimates["gradient_moment"]) == len(block.estimates["gradient_variance"]) == 6
         assert block.estimates["target"] == 5.0
     assert lines(blocks) == lines(blocks_of(here, policy))
+
+
+def test_measured_no_oftener_than_asked() -> None:
+    """Blocks of two rounds: measured in the first, which ends at round 2, then in the first that begins at 2 + 4."""
+    here = world(adapt={"mode": "paper", "target": 5.0, "measure_every": 4}, planner={"interval": 2})
+    assert [block.measuring for block in blocks_of(here, "adaptsfl")] == [CONSTANTS_COST, 0, 0, CONSTANTS_COST]
 
 
 def test_paper_mode_needs_a_target() -> None:
