@@ -1,6 +1,7 @@
 """The command line: parsing and printing only."""
 
 import json
+import os
 import re
 import sys
 import tomllib
@@ -33,6 +34,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
+    # Threads that have nothing to do sleep instead of spinning: on a busy machine spinning ones keep others from
+    # the work that they wait for. It has to be said before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()
 
 

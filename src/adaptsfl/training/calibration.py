@@ -38,6 +38,7 @@ FORGETTING = 0.75  # how much a measurement counts when the next one has come
 REMEMBERED = 12
 FACTORS = np.exp(np.linspace(-6.0, 4.0, 101))[:, None, None]  # of the prior's a, in the search for the best
 POWERS = np.linspace(0.5, 2.0, 16)[None, :, None]
+SMALLEST_PART = 1e-12  # of the spread: less than this is nothing, and too small for the planner's numbers
 
 # Before anything is measured, and the least for a measurement: below this, copies have hardly drifted.
 FIRST_INTERVAL = 5
@@ -76,12 +77,15 @@ class Calibration:
         """Return what is known with one more measurement."""
         seen, spread = self.seen, self.spread
         if sample.age > 0:
-            share = float(np.clip(sample.lost_share or 0.0, *SHARES))
-            seen = (*seen, Seen(sample.age, sample.deepest, share, sample.reliability))[-REMEMBERED:]
+            share, reliability = sample.lost_share, sample.reliability
+            if share is None:
+                share, reliability = 0.0, 0.0
+            seen = (*seen, Seen(sample.age, sample.deepest, float(np.clip(share, *SHARES)), reliability))[-REMEMBERED:]
         measured = np.maximum(sample.spread, 0)
         if measured.sum() > 0:
             shares = measured / measured.sum()
-            spread = tuple(map(float, shares if not spread else (np.asarray(spread) + shares) / 2))
+            shares = shares if not spread else (np.asarray(spread) + shares) / 2
+            spread = tuple(map(float, np.where(shares < SMALLEST_PART, 0.0, shares)))
         return Calibration(self.layers, seen, spread)
 
     @property

@@ -56,8 +56,8 @@ class DriftSample:
     @property
     def lost_share(self) -> float | None:
         """The part of a round's progress that the drift takes; None where the gradient is lost in noise."""
-        total = float(self.squared_norm.sum())
-        return float(self.lost.sum()) / total if total > 0 else None
+        total, lost = float(self.squared_norm.sum()), float(self.lost.sum())
+        return lost / total if total > 0 and np.isfinite(lost) else None
 
     @property
     def reliability(self) -> float:
