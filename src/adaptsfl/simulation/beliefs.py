@@ -95,7 +95,8 @@ class Calibrated:
     def data(self) -> dict[str, Any]:
         """Return the fit and the last measurement."""
         scale, power = self.calibration.fit()
-        return {"scale": scale, "power": power, "shape": self.calibration.shape.tolist(), **self.last}
+        known = {"scale": scale, "power": power, "heterogeneity": self.calibration.heterogeneity}
+        return {**known, "shape": self.calibration.shape.tolist(), **self.last}
 
 
 class PaperBound:

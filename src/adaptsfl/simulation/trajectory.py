@@ -292,7 +292,13 @@ def _from_data(data: dict[str, Any]) -> Learned:
     drift, constants = data["drift"], data["constants"]
     if drift is not None:
         arrays = {name: np.array(drift[name], dtype=np.float64) for name in ("squared_norm", "lost", "drift", "spread")}
-        drift = DriftSample(drift["age"], drift["deepest"], **arrays, norm_error=drift["norm_error"])
+        drift = DriftSample(
+            drift["age"],
+            drift["deepest"],
+            **arrays,
+            norm_error=drift["norm_error"],
+            heterogeneity=drift["heterogeneity"],
+        )
     if constants is not None:
         constants = ConstantsSample(
             constants["smoothness"],
