@@ -10,6 +10,7 @@ AdaptSFLError
 
 import difflib
 from collections.abc import Collection
+from typing import Any
 
 
 class AdaptSFLError(Exception):
@@ -27,6 +28,9 @@ class InvalidInput(AdaptSFLError):
         where = ": ".join(part for part in (source, field) if part)
         super().__init__(f"{where}: {problem}. {remedy}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _invalid_input, (self.field, self.problem, self.remedy, self.source)  # from one process to another
+
     def inside(self, section: str) -> "InvalidInput":
         """Return the same error as seen from outside `section`: `flops[3]` becomes `devices.flops[3]`."""
         field = f"{section}.{self.field}" if self.field else section
@@ -35,6 +39,10 @@ class InvalidInput(AdaptSFLError):
     def from_file(self, source: str) -> "InvalidInput":
         """Return the same error with the file that held the value."""
         return InvalidInput(self.field, self.problem, self.remedy, source=source)
+
+
+def _invalid_input(field: str, problem: str, remedy: str, source: str) -> InvalidInput:
+    return InvalidInput(field, problem, remedy, source=source)
 
 
 class InfeasiblePlan(AdaptSFLError):

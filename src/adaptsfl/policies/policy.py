@@ -15,6 +15,7 @@ from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel
 from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
+from adaptsfl.loading import inside
 from adaptsfl.planner import PlanProblem
 from adaptsfl.training import TrainingPlan
 
@@ -141,6 +142,12 @@ class Decision:
         rounds = self.plan.interval if self.rounds is None else self.rounds
         assert rounds is not None
         return rounds
+
+    def check(self, devices: int, layers: int) -> None:
+        """Refuse an answer for another number of devices or of layers."""
+        with inside("decision"):
+            self.plan.check(devices, layers)
+            checks.cut_numbers("placed", self.cuts, layers)
 
     @property
     def cuts(self) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ from adaptsfl.simulation.record import Block, plain
 from adaptsfl.simulation.run import Simulation
 from adaptsfl.simulation.trajectory import Store, Trajectory
 from adaptsfl.simulation.world import World, check_run, make_world
+from adaptsfl.training.checkpoint import remove_checkpoint
 
 RECIPE, MODEL, TRAJECTORIES = "recipe.json", "model.safetensors", "trajectories"
 
@@ -228,6 +229,7 @@ class Experiment:
                 raise
             finally:
                 write_run(folder, {**info, **how, "wall_s": time.monotonic() - started})
+            remove_checkpoint(folder)  # the model is written
         return read_run(folder)
 
     def _write_model(self, folder: Path, trajectory: Trajectory) -> None:

@@ -4,9 +4,9 @@ Rounds are counted as those of the fleet's resources, from 0 on. What happens is
 alone, in whatever order rounds are asked for.
 
 A block begins with those who are there. Who drops out within it is gone until the next block, which hands out the
-current model. Nobody waits for a fleet that is empty: a block that nobody could begin is trained by whoever
-returns first, as if already back, and who would leave a block last stays until its end. So a run always goes on, and
-the virtual clock never stands still.
+current model of all layers that were averaged. Nobody waits for a fleet that is empty: a block that nobody could begin
+is trained by whoever returns first, as if already back, and who would leave a block last stays until its end. So a run
+always goes on, and the virtual clock never stands still.
 """
 
 import csv

@@ -179,6 +179,7 @@ class Simulation:
             probe=self.beliefs.probe if due else 1,
         )
         decision = self.policy.decide(seen)
+        decision.check(len(members), self.world.costs.layers)
         due = due or self._on_new_ground(decision)
         step = self._step(decision, rounds, members, measure=due)
         learned = self.trajectory.advance(step)

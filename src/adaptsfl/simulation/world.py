@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import adaptsfl
 from adaptsfl import checks
 from adaptsfl.config import DataConfig, Recipe, RunConfig
 from adaptsfl.costs import CutCosts
@@ -98,7 +99,10 @@ class World:
         recipe = self.recipe.model_dump(mode="json", include={"model", "training", "data"})
         recipe["seed"], recipe["devices"] = self.seed, self.devices
         recipe["evaluation"] = [self.run.evaluate_every, self.run.test_samples]
-        recipe["torch"] = torch.__version__
+        recipe["versions"] = [torch.__version__, adaptsfl.__version__]
+        recipe["labels"] = [
+            _fingerprint(samples.labels) for samples in (self.data.dataset.train, self.data.dataset.test)
+        ]
         for key in ("path", "cache"):  # where samples lie does not matter
             recipe["data"].pop(key)
         return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
@@ -127,6 +131,10 @@ class World:
             return right / count, loss / count
 
         return measure
+
+
+def _fingerprint(labels: Tensor) -> str:
+    return sha256(labels.cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 def make_world(recipe: Recipe, seed: int) -> World:

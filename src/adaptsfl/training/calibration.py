@@ -26,8 +26,8 @@ from adaptsfl.convergence import ConvergenceModel
 from adaptsfl.training.estimate import DriftSample
 
 # What fixed plans lost in truth over what their measured shares say, on digits with 20 devices: 0.13 to 0.2 where all
-# have alike data (L_c = 6, I = 10 to 25), and 0.3 to 0.7 with two label shards each (L_c = 2, 4, 6, I = 5 and 10), where
-# other data make half of the spread.
+# have alike data (L_c = 6, I = 10 to 25), and 0.3 to 0.7 with two label shards each (L_c = 2, 4, 6, I = 5 and 10),
+# where other data make half of the spread.
 HARM_BY_CHANCE, HARM_BY_DATA = 0.17, 0.75
 
 # Before anything is measured: y = 2 ten rounds after an averaging if every layer drifts; a may well be three times

@@ -70,6 +70,12 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint that nobody needs any more."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    _tidy(folder)
+
+
 def save_checkpoint(
     folder: Path,
     state: EngineState,
