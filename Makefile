@@ -10,6 +10,9 @@ ifneq ($(wildcard ../shared/data/.),)
 test: export ADAPTSFL_DATA ?= $(abspath ../shared/data)
 endif
 
+# Idle threads sleep instead of spinning, which on busy cores keeps others from the work that they wait for.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: setup test format demo bench clean
 
 setup: .venv/installed

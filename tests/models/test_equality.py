@@ -11,6 +11,7 @@ from torch.nn import functional
 from adaptsfl.models import build, split
 
 SMALL: list[tuple[str, dict[str, Any]]] = [
+    ("vgg11", {"width": 0.125, "norm": "group"}),
     ("vgg16", {"width": 0.125, "norm": "none", "dropout": 0.5}),
     ("vgg16", {"width": 0.125, "norm": "batch", "classes": 100}),
     ("vgg16", {"width": 0.125, "norm": "group"}),
