@@ -62,15 +62,15 @@ class Calibrated:
     cost = DRIFT_COST
     probe = FIRST_INTERVAL
 
-    def __init__(self, layers: int, learning_rate: float) -> None:
-        self.learning_rate = learning_rate
+    def __init__(self, layers: int, learning_rate: float, measure_every: int) -> None:
+        self.learning_rate, self.measure_every = learning_rate, measure_every
         self.calibration = Calibration(layers)
         self.last: dict[str, Any] = {}
 
     @property
     def trusted_interval(self) -> int:
-        """The longest interval that the measurements speak for."""
-        return self.calibration.longest_interval
+        """The longest interval that the measurements speak for; a block that outlasts their pace could not be mended."""
+        return min(self.calibration.longest_interval, max(FIRST_INTERVAL, self.measure_every))
 
     def is_new_ground(self, interval: int | None, deepest: int) -> bool:
         """Whether a plan lets copies drift much further than was ever measured."""
@@ -168,7 +168,8 @@ def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int) -> Beliefs:
     """Return the beliefs with which a run begins."""
     if adapt.mode == "paper":
         return PaperBound(recipe, adapt, layers)
-    return Calibrated(layers, recipe.training.learning_rate)
+    every = checks.whole_number("adapt.measure_every", adapt.measure_every)
+    return Calibrated(layers, recipe.training.learning_rate, every)
 
 
 class MovingFleet:
