@@ -95,7 +95,7 @@ class Calibrated:
     def data(self) -> dict[str, Any]:
         """Return the fit and the last measurement."""
         scale, power = self.calibration.fit()
-        known = {"scale": scale, "power": power, "heterogeneity": self.calibration.heterogeneity}
+        known = {"scale": scale, "power": power, "noise_to_signal": self.calibration.noise_to_signal}
         return {**known, "shape": self.calibration.shape.tolist(), **self.last}
 
 

@@ -297,7 +297,7 @@ def _from_data(data: dict[str, Any]) -> Learned:
             drift["deepest"],
             **arrays,
             norm_error=drift["norm_error"],
-            heterogeneity=drift["heterogeneity"],
+            noise_to_signal=drift["noise_to_signal"],
         )
     if constants is not None:
         constants = ConstantsSample(

@@ -43,7 +43,7 @@ class DriftSample:
         drift: Δ_j = ‖∇_j f(w̄) − ḡ_j‖².
         spread: (1/N) Σ_i ‖∇_j F_i(w̄) − ∇_j f(w̄)‖², what drives copies apart: other data, other samples.
         norm_error: the standard error of the sum of `squared_norm`, from how far parts of the samples disagree.
-        heterogeneity: the part of the spread, from 0 to 1, that comes from devices' other data, not from chance.
+        noise_to_signal: the spread's part in the mean gradient, spread / N, over ‖∇f(w̄)‖².
     """
 
     age: int
@@ -53,7 +53,7 @@ class DriftSample:
     drift: FloatArray
     spread: FloatArray
     norm_error: float = 0.0
-    heterogeneity: float = 0.0
+    noise_to_signal: float = 0.0
 
     @property
     def lost_share(self) -> float | None:
@@ -90,32 +90,27 @@ def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[in
         # A group by itself is normalised by other statistics than all devices together, as the copies are.
         at_mean = [engine.gradients(half, devices=devices, averaged=True) for half in halves]
     bent = [_minus(straight, copies) for straight, copies in zip(at_mean, at_copies, strict=True)]
-    spread, norm_error, heterogeneity = np.zeros(len(engine.layers)), 0.0, 0.0
+    squared_norm = _products(*at_mean)
+    spread, norm_error, noise_to_signal = np.zeros(len(engine.layers)), 0.0, 0.0
     if len(groups) == 2:
-        heterogeneity = _heterogeneity(by_group)
         pairs = [_products(one, other).sum() for one in by_group[0] for other in by_group[1]]
         norm_error = float(np.std(pairs, ddof=1)) / 2
         first, second = (_weighted([half[k] for half in by_group], [0.5, 0.5]) for k in range(2))
         apart = _minus(first, second)
         # The difference of means over n and m devices has (1/n + 1/m) times the variance of one device's gradient.
         spread = _products(apart, apart) * len(groups[0]) * len(groups[1]) / len(devices)
+        signal = max(float(squared_norm.sum()), norm_error)  # what cannot be told from noise may be as large as it
+        noise_to_signal = float(spread.sum()) / len(devices) / signal if signal > 0 else 0.0
     return DriftSample(
         age=max(engine.schedule.ages, default=0),
         deepest=deepest,
-        squared_norm=_products(*at_mean),
+        squared_norm=squared_norm,
         lost=(_products(at_mean[0], bent[1]) + _products(at_mean[1], bent[0])) / 2,
         drift=_products(*bent),
         spread=spread,
         norm_error=norm_error,
-        heterogeneity=heterogeneity,
+        noise_to_signal=noise_to_signal,
     )
-
-
-def _heterogeneity(by_group: Sequence[Sequence[Sequence[Tensor]]]) -> float:
-    """Return the part of the groups' difference that is not chance: two halves of one group differ by chance alone."""
-    between = sum(_length(_minus(*half)) ** 2 for half in by_group)
-    within = sum(_length(_minus(*group)) ** 2 for group in zip(*by_group, strict=True))
-    return min(1.0, max(0.0, 1 - within / between)) if between > 0 else 0.0
 
 
 @dataclass(frozen=True)
