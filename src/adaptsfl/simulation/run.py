@@ -1,12 +1,16 @@
 """One run: a policy decides, the trajectory learns, the clock charges, the record remembers; block by block."""
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from adaptsfl.checks import short
 from adaptsfl.costs import CutCosts
+from adaptsfl.errors import AdaptSFLError, InvalidInput, first_line
 from adaptsfl.fleet import RATES, Fleet
 from adaptsfl.policies import Decision, Observation, Policy, Trainer
 from adaptsfl.simulation.beliefs import MovingFleet, beliefs_from
@@ -107,6 +111,24 @@ def plan_of(step: Step) -> TrainingPlan:
     return TrainingPlan((step.deepest,), step.interval, dict(step.layer_intervals))
 
 
+def decided(policy: Policy, seen: Observation) -> Decision:
+    """Return what a policy decides; whatever goes wrong in one of the user's own is said in their terms."""
+    try:
+        decision = policy.decide(seen)
+    except AdaptSFLError:
+        raise
+    except Exception as error:
+        if type(policy).__module__.startswith("adaptsfl."):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}, line {frame.lineno}"
+        problem = f"{policy.title} raised {type(error).__name__} in {place}: {first_line(error)}"
+        raise InvalidInput("policy", problem, "Mend its decide") from error
+    if not isinstance(decision, Decision):
+        raise InvalidInput("policy", f"{policy.title} decided {short(decision)}", "Return a Decision from decide")
+    return decision
+
+
 class Observer:
     """The fleet as a policy sees it, asked round by round: smoothed for those who plan by measured drift."""
 
@@ -178,7 +200,7 @@ class Simulation:
             trusted_interval=self.beliefs.trusted_interval,
             probe=self.beliefs.probe if due else 1,
         )
-        decision = self.policy.decide(seen)
+        decision = decided(self.policy, seen)
         decision.check(len(members), self.world.costs.layers)
         due = due or self._on_new_ground(decision)
         step = self._step(decision, rounds, members, measure=due)
