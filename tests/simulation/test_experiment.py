@@ -8,7 +8,7 @@ import pytest
 from adaptsfl.config import Recipe, parse
 from adaptsfl.errors import InvalidInput
 from adaptsfl.simulation.experiment import RECIPE, TRAJECTORIES, Experiment, Job, Watcher
-from adaptsfl.simulation.folder import RECORD
+from adaptsfl.simulation.folder import RECORD, RUN
 from adaptsfl.simulation.trajectory import Store
 from adaptsfl.simulation.world import seeded
 
@@ -111,3 +111,38 @@ def test_more_seeds_and_policies_may_be_asked_for_later(tmp_path):
 def test_a_runs_seed_is_added_to_every_sections_own():
     made = seeded(parse(Recipe, {"model": {"name": "vgg_digits"}, "faults": {"seed": 2}, "fleet": {"seed": 1}}), 5)
     assert (made.faults.seed, made.fleet.seed, made.data.seed, made.data.partition.seed) == (7, 6, 5, 5)
+
+
+def test_a_mistake_that_stopped_every_run_may_be_mended_in_its_folder(tmp_path, whole):
+    with pytest.raises(InvalidInput, match=r"policy\.cut"):
+        Experiment(recipe(options={"fixed": {"interval": 4, "cut": 99}}), tmp_path).execute()
+    Experiment(recipe(), tmp_path).execute()
+    assert record(tmp_path) == whole
+    with pytest.raises(InvalidInput, match=r"run\.rounds: is another"):
+        Experiment(recipe(rounds=2), tmp_path).execute()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(RUN, b"{"), (RUN, b'{"format": 1}'), (RECORD, b""), (RECORD, None), (RECORD, b"{}\n"), (RECORD, ...)],
+)
+def test_a_done_run_whose_files_are_damaged_is_done_again_without_training(tmp_path, whole, name, content):
+    """The last case is a record that lost its last block with the power."""
+    Experiment(recipe(), tmp_path).execute()
+    file = tmp_path / "fixed-seed0" / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]) if content is ... else content)
+    trained = []
+    (run,) = Experiment(recipe(), tmp_path).execute(Watcher(on_round=lambda t, _loss: trained.append(t)))
+    assert (run.status, record(tmp_path), trained) == ("done", whole, [])
+
+
+def test_another_versions_run_is_not_written_over(tmp_path):
+    Experiment(recipe(rounds=1), tmp_path).execute()
+    file = tmp_path / "fixed-seed0" / RUN
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+    with pytest.raises(InvalidInput, match="format: is 99"):
+        Experiment(recipe(rounds=1), tmp_path).execute()
+    assert json.loads(file.read_text())["format"] == 99

@@ -104,7 +104,8 @@ class Experiment:
         fleets = list(run.fleets) or [""]
         self.jobs = [Job(name, run.seed + seed, fleet) for seed in range(seeds) for fleet in fleets for name in names]
         if len({job.folder_name for job in self.jobs}) < len(self.jobs):
-            raise InvalidInput("run.fleets", "has names that lead to one folder", "Use letters, digits, - and _")
+            field = "run.fleets" if run.fleets else "run.policies"
+            raise InvalidInput(field, "has names that lead to one folder", "Use letters, digits, - and _")
         check_run(run)
         for fleet in fleets:
             self._check_fleet(fleet)
@@ -133,7 +134,7 @@ class Experiment:
             run = self._run(job, folder, watcher)
         except Exception as error:
             watcher.fails(job, error)
-            return read_run(folder) if (folder / RUN).exists() else None
+            return _readable(folder)
         watcher.ends(job, run)
         return run
 
@@ -147,12 +148,18 @@ class Experiment:
                 theirs = json.loads(file.read_text())
             except ValueError:
                 theirs = None
-            if theirs != mine:
+            if theirs == mine:
+                return
+            if self._holds_something():
                 key = _first_difference(theirs, mine)
                 remedy = "Give another folder by --out, or remove this one to begin anew"
                 raise InvalidInput(key, "is another than in the experiment in this folder", remedy, source=str(file))
-        else:
-            replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
+        replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
+
+    def _holds_something(self) -> bool:
+        """Whether anything was learned or recorded here: a mistake that stops every run leaves nothing to keep."""
+        files = [*self.folder.glob(f"{TRAJECTORIES}/*"), *self.folder.glob(f"*/{RECORD}")]
+        return any(file.stat().st_size for file in files)
 
     def world(self, job: Job) -> World:
         """Return the world of a job; jobs with the same seed and fleet share it."""
@@ -189,10 +196,9 @@ class Experiment:
         return self._stores[name]
 
     def _run(self, job: Job, folder: Path, watcher: Watcher) -> Run:
-        if (folder / RUN).exists():
-            found = read_run(folder)
-            if found.status == "done":
-                return found
+        found = _readable(folder)
+        if found is not None and found.whole:
+            return found
         world = self.world(job)
         policy = self.make_policy(job.policy)
         with inside("faults"):
@@ -219,7 +225,7 @@ class Experiment:
                         append_block(record, block)
                         watcher.on_block(block)
                 self._write_model(folder, trajectory)
-                how = {"status": "done", "ended_by": simulation.ended_by}
+                how = {"status": "done", "ended_by": simulation.ended_by, "rounds": trajectory.round}
             except KeyboardInterrupt:
                 how = {"status": "stopped"}
                 trajectory.save()
@@ -235,12 +241,26 @@ class Experiment:
     def _write_model(self, folder: Path, trajectory: Trajectory) -> None:
         """Write the final weights: those of another run with the same schedule, which need no training, or its own."""
         about = {"trajectory": trajectory.key}
+        if about_tensors(folder / MODEL) == about:  # written before the record was lost
+            return
         for other in sorted(self.folder.glob(f"*/{MODEL}")):
             if other.parent != folder and about_tensors(other) == about:
                 replace_file(folder / MODEL, partial(shutil.copyfile, other))
                 return
         state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
         replace_file(folder / MODEL, lambda path: write_tensors(path, state, about))
+
+
+def _readable(folder: Path) -> Run | None:
+    """Return what there is of a run; none where its files are damaged, as doing it again gives the same ones."""
+    if not (folder / RUN).exists():
+        return None
+    try:
+        return read_run(folder)
+    except InvalidInput as error:
+        if error.field == "format":  # another version's: not ours to write over
+            raise
+        return None
 
 
 def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
@@ -253,6 +273,7 @@ def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
         "title": title_of(job.policy, policy),
         "trainer": policy.trainer,
         "estimates": policy.estimates,
+        "adapt": {**world.recipe.adapt.model_dump(mode="json"), **policy.adapt},
         "seed": job.seed,
         "fleet": job.fleet,
         "recipe": world.recipe.model_dump(mode="json"),
