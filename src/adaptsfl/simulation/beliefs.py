@@ -69,7 +69,7 @@ class Calibrated:
 
     @property
     def trusted_interval(self) -> int:
-        """The longest interval that the measurements speak for; a block that outlasts their pace could not be mended."""
+        """The longest interval that measurements speak for; a block that outlasts their pace could not be mended."""
         return min(self.calibration.longest_interval, max(FIRST_INTERVAL, self.measure_every))
 
     def is_new_ground(self, interval: int | None, deepest: int) -> bool:
