@@ -1,16 +1,20 @@
 """Experiments: stopped anywhere they go on to the same end, and one run's failure is its own."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from adaptsfl.config import Recipe, parse
-from adaptsfl.errors import InvalidInput
-from adaptsfl.simulation.experiment import RECIPE, TRAJECTORIES, Experiment, Job, Watcher
-from adaptsfl.simulation.folder import RECORD, RUN
-from adaptsfl.simulation.trajectory import Store
+from adaptsfl.errors import InvalidInput, TrainingDiverged
+from adaptsfl.policies import Decision
+from adaptsfl.policies.splitfed import SplitFedV2
+from adaptsfl.simulation.experiment import MODEL, RECIPE, TRAJECTORIES, Experiment, Job, Watcher
+from adaptsfl.simulation.folder import RECORD, RUN, read_run
+from adaptsfl.simulation.trajectory import Store, Trajectory
 from adaptsfl.simulation.world import seeded
+from adaptsfl.training import TrainingPlan
 
 
 def recipe(**run) -> Recipe:
@@ -146,3 +150,37 @@ def test_another_versions_run_is_not_written_over(tmp_path):
     with pytest.raises(InvalidInput, match="format: is 99"):
         Experiment(recipe(rounds=1), tmp_path).execute()
     assert json.loads(file.read_text())["format"] == 99
+
+
+def test_weights_that_are_no_numbers_are_no_result(tmp_path, monkeypatch):
+    """The loss of a round is that before its update: the last update's harm shows in the weights alone."""
+    original = Trajectory.state
+    monkeypatch.setattr(Trajectory, "state", lambda self: {name: x * math.inf for name, x in original(self).items()})
+    with pytest.raises(TrainingDiverged, match=r"round 1: .* has weights that are not finite. Lower the learning rate"):
+        Experiment(recipe(rounds=1), tmp_path).execute()
+    assert read_run(tmp_path / "fixed-seed0").status == "failed"
+    assert not (tmp_path / "fixed-seed0" / MODEL).exists()
+
+
+def test_a_damaged_recipe_is_said_to_be_damaged(tmp_path):
+    Experiment(recipe(rounds=1), tmp_path).execute()
+    (tmp_path / RECIPE).write_text("{")
+    with pytest.raises(InvalidInput, match=r"recipe\.json: is damaged: not valid JSON"):
+        Experiment(recipe(rounds=1), tmp_path).execute()
+
+
+def test_a_named_fleets_noise_is_named(tmp_path):
+    with pytest.raises(InvalidInput, match=r"run\.fleets\.a\.noise\.uplink_cv: is -1"):
+        Experiment(recipe(fleets={"a": {"noise": {"uplink_cv": -1.0}}}), tmp_path)
+
+
+class Moving(SplitFedV2):
+    """Moves the cut, which those who take turns cannot follow."""
+
+    def decide(self, seen):
+        return Decision(TrainingPlan((1 + seen.block,) * seen.devices, 2))
+
+
+def test_who_takes_turns_keeps_the_cut(tmp_path):
+    with pytest.raises(InvalidInput, match=r"decision\.plan\.cuts: is \(2, 2, 2\).*kept for the whole run"):
+        Experiment(recipe(), tmp_path, policies=["simulation.test_experiment:Moving"]).execute()

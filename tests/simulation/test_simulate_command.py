@@ -115,6 +115,7 @@ def test_keys_can_be_set_on_the_command_line(recipe):
         (["--set", "run.targets=[1.2]"], "run.targets: holds 1.2. Give accuracies above 0 and at most 1"),
         (["--set", "run.target_accuracy=90"], "run.target_accuracy: is 90. Give an accuracy above 0 and at most 1"),
         (["--set", "training.device=gpu"], "training.device: is 'gpu', which torch cannot use"),
+        (["--set", "training.learning_rate=1e40"], "training.learning_rate: is 1e+40. Give at most 1e+30"),
         (["--set", "training.batch_size=0"], "training.batch_size: is 0"),
         (["--set", "training.momentum=2"], "training.momentum: is 2. Give a number ≥ 0 and below 1"),
         (["--policies", "nowhere:x:"], "nowhere:x:: importing 'nowhere' raised ModuleNotFoundError"),

@@ -10,6 +10,7 @@ from adaptsfl.config import AdaptConfig, Recipe
 from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from, noise_floor
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.loading import inside
 from adaptsfl.simulation.trajectory import Learned, Measurement
 from adaptsfl.training.calibration import FIRST_INTERVAL, Calibration
 from adaptsfl.training.estimate import CONSTANTS_COST, DRIFT_COST, MovingConstants
@@ -131,7 +132,8 @@ class PaperBound:
     def model(self, devices: int) -> ConvergenceModel:
         """Return the bound; before anything is measured, one whose drift allows short intervals only."""
         if self.given is not None:
-            return model_from(self.given, self.learning_rate, devices, self.layers)
+            with inside("convergence"):
+                return model_from(self.given, self.learning_rate, devices, self.layers)
         constants = self.moving.constants(initial_gap=self.gap, target=self.target)
         if constants is None:
             return Calibration(self.layers).model(self.learning_rate)

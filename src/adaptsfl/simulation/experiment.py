@@ -27,9 +27,9 @@ import torch
 import adaptsfl
 from adaptsfl import checks
 from adaptsfl.config import FleetConfig, Recipe, RunConfig, parse
-from adaptsfl.errors import InvalidInput, NotWritten, first_line
+from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged, first_line
 from adaptsfl.files import about_tensors, replace_file, write_tensors
-from adaptsfl.fleet import resources_from
+from adaptsfl.fleet import noise_from, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
 from adaptsfl.loading import inside
 from adaptsfl.policies import Policy, make_policy
@@ -151,6 +151,9 @@ class Experiment:
             if theirs == mine:
                 return
             if self._holds_something():
+                if theirs is None:
+                    problem, remedy = "is damaged: not valid JSON", "Restore it, or give another folder by --out"
+                    raise InvalidInput("", problem, remedy, source=str(file))
                 key = _first_difference(theirs, mine)
                 remedy = "Give another folder by --out, or remove this one to begin anew"
                 raise InvalidInput(key, "is another than in the experiment in this folder", remedy, source=str(file))
@@ -186,6 +189,8 @@ class Experiment:
         recipe = self._recipe_for(name)
         with inside(f"run.fleets.{name}" if name else "fleet"):
             fleet = resources_from(recipe.fleet).at(0)
+            with inside("noise"):
+                noise_from(recipe.fleet.noise, recipe.fleet.seed)
         with inside("faults"):
             faults_from(recipe.faults, [fleet.name(k) for k in range(fleet.size)])
 
@@ -248,6 +253,10 @@ class Experiment:
                 replace_file(folder / MODEL, partial(shutil.copyfile, other))
                 return
         state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
+        for name, _ in trajectory.world.model.module.named_parameters():  # the last round's loss does not show them
+            if not torch.isfinite(state[name]).all():
+                remedy = "Lower the learning rate, or use a model with normalisation"
+                raise TrainingDiverged(f"round {trajectory.round}: {name} has weights that are not finite. {remedy}.")
         replace_file(folder / MODEL, lambda path: write_tensors(path, state, about))
 
 

@@ -167,6 +167,7 @@ class Simulation:
         self.observer = Observer(world.measured_at, smoothed=smoothed)
         self._measured_at: int | None = None  # the round of the last measurement of drift or constants
         self._divergence: tuple[float, ...] = ()
+        self._turns: tuple[int, int | None] | None = None  # cut and interval of those who take turns
         self._accuracies: list[float] = []
 
     def __iter__(self) -> Iterator[Block]:
@@ -202,6 +203,7 @@ class Simulation:
         )
         decision = decided(self.policy, seen)
         decision.check(len(members), self.world.costs.layers)
+        self._check_turns(decision)
         due = due or self._on_new_ground(decision)
         step = self._step(decision, rounds, members, measure=due)
         learned = self.trajectory.advance(step)
@@ -213,6 +215,17 @@ class Simulation:
             self.observer.at(t)  # every round's rates are measured; the first one's were, above
         self._learn(learned, step, rounds)
         return self._record(decision, step, learned, charged, members, here, estimates, predicted_s, blocks)
+
+    def _check_turns(self, decision: Decision) -> None:
+        """Refuse what those who take turns could not follow: they keep one cut for all, and one interval."""
+        if self.policy.trainer not in ("turns", "relay"):
+            return
+        plan = decision.plan
+        first, self._turns = self._turns, (plan.deepest, plan.interval)
+        if len(set(plan.cuts)) > 1 or first not in (None, self._turns):
+            problem = f"is {plan.cuts}, with interval {plan.interval}"
+            remedy = f"Trainer {self.policy.trainer!r} needs one cut for all and one interval, kept for the whole run"
+            raise InvalidInput("decision.plan.cuts", problem, remedy)
 
     def _measurement_due(self, rounds: int) -> bool:
         if not self.policy.estimates or self.beliefs.measurement is None:
