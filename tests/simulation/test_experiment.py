@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptsfl.config import Recipe, parse
-from adaptsfl.errors import InvalidInput, TrainingDiverged
+from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
 from adaptsfl.policies import Decision
 from adaptsfl.policies.splitfed import SplitFedV2
 from adaptsfl.simulation.experiment import MODEL, RECIPE, TRAJECTORIES, Experiment, Job, Watcher
@@ -184,3 +184,15 @@ class Moving(SplitFedV2):
 def test_who_takes_turns_keeps_the_cut(tmp_path):
     with pytest.raises(InvalidInput, match=r"decision\.plan\.cuts: is \(2, 2, 2\).*kept for the whole run"):
         Experiment(recipe(), tmp_path, policies=["simulation.test_experiment:Moving"]).execute()
+
+
+def test_stopping_stops_all_runs_also_where_no_checkpoint_can_be_written(tmp_path, monkeypatch):
+    def save(self):
+        raise NotWritten("the disk is full")
+
+    made = Experiment(recipe(checkpoint_every=99), tmp_path, policies=["fixed", "psl"])
+    monkeypatch.setattr(Trajectory, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        made.execute(Watcher(on_round=stop_after(2), fails=lambda _job, _error: None))
+    assert read_run(tmp_path / "fixed-seed0").status == "stopped"
+    assert not (tmp_path / "psl-seed0").exists()

@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ import torch
 import adaptsfl
 from adaptsfl import checks
 from adaptsfl.config import FleetConfig, Recipe, RunConfig, parse
-from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged, first_line
+from adaptsfl.errors import AdaptSFLError, InvalidInput, NotWritten, TrainingDiverged, first_line
 from adaptsfl.files import about_tensors, replace_file, write_tensors
 from adaptsfl.fleet import noise_from, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
@@ -233,7 +233,8 @@ class Experiment:
                 how = {"status": "done", "ended_by": simulation.ended_by, "rounds": trajectory.round}
             except KeyboardInterrupt:
                 how = {"status": "stopped"}
-                trajectory.save()
+                with suppress(AdaptSFLError):  # a full disk, or weights that are no numbers: stopping is what counts
+                    trajectory.save()
                 raise
             except Exception as error:
                 how["error"] = first_line(error)
