@@ -158,7 +158,7 @@ def simulate(
         folder = out or Path("runs") / _folder_name(content.name or recipe.stem)
         names = [name.strip() for name in policies.split(",")] if policies is not None else []
         experiment = Experiment(content, folder, policies=names, seeds=seeds)
-        progress = Progress(Console(stderr=True), experiment.jobs, quiet=quiet)
+        progress = Progress(Console(stderr=True, emoji=False), experiment.jobs, quiet=quiet)
         try:
             with progress.watching() as watcher:
                 runs = experiment.execute(watcher)
@@ -285,11 +285,12 @@ def _message(error: Exception) -> str:
 
 
 def _say(message: str) -> None:
-    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True, emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def _complain(message: str) -> None:
-    Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, emoji=False)  # :x: in a name is no picture
+    console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 _NO_PLAN: dict[str, Any] = dict.fromkeys(("interval", "cuts", "predicted_time_s", "lower_bound_s", "solve_s"))

@@ -347,7 +347,10 @@ def test_titles_are_the_papers():
     [
         ("rma+mz", {}, r"policy: 'rma\+mz' is unknown. Did you mean 'rma\+ms'\?"),
         ("fixed", {"intervall": 3}, "policy.intervall: .*Did you mean 'interval'.*fixed takes: interval, cut, cuts"),
-        ("adaptsfl", {"cut": 3}, "policy.cut: .*adaptsfl takes no options"),
+        ("adaptsfl", {"cut": 3}, "policy.cut: .*adaptsfl takes: mode, target"),
+        ("ma+rms", {"cut": 3}, r"policy.cut: .*ma\+rms takes no options"),
+        ("sfl", {"cuts": 5}, "policy.cuts: is 5. Give a list"),
+        ("sfl", {"cuts": "1, 2"}, "policy.cuts: is '1, 2'. Give a list"),
         ("fixed", {"interval": 0}, "policy.interval: is 0"),
         ("fixed", {"cut": 1, "cuts": [1]}, "policy.cuts: is given beside cut"),
         ("sfl", {"cuts": [1, 0]}, r"policy.cuts\[1\]: is 0"),
@@ -391,6 +394,31 @@ def test_a_policy_of_the_users_own(tmp_path, monkeypatch):
         make_policy("own_policy:NoPolicy")
     with pytest.raises(InvalidInput, match="Did you mean 'Mine'"):
         make_policy("own_policy:Mime")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("title = 5", "has the title 5. Give it a text"),
+        ("trainer = 'turn'", "'turn' is unknown. Did you mean 'turns'"),
+        ("adapt = None", "has None as adapt"),
+    ],
+)
+def test_what_a_policy_of_the_users_own_says_about_itself_is_checked(tmp_path, monkeypatch, line, message):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"odd_{line.split()[0]}"
+    text = f"from adaptsfl.policies import BasePolicy\nclass Odd(BasePolicy):\n    {line}\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        make_policy(f"{name}:Odd")
+
+
+def test_numpy_numbers_make_a_decision_of_plain_ones():
+    one = np.int64(1)
+    decided = Decision(TrainingPlan((one, one), np.int64(2), {one: np.int64(4)}), np.int64(4), (one, one))
+    plain = [decided.plan.interval, decided.length, *decided.cuts, *decided.plan.layer_intervals]
+    assert json.dumps(plain) == "[2, 4, 1, 1, 1]"
+    assert type(decided.plan.layer_intervals[1]) is int
 
 
 def test_a_base_policy_alone_decides_nothing():

@@ -1,16 +1,20 @@
 """Experiments: stopped anywhere they go on to the same end, and one run's failure is its own."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from adaptsfl.config import Recipe, parse
-from adaptsfl.errors import InvalidInput
-from adaptsfl.simulation.experiment import RECIPE, TRAJECTORIES, Experiment, Job, Watcher
-from adaptsfl.simulation.folder import RECORD
-from adaptsfl.simulation.trajectory import Store
+from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
+from adaptsfl.policies import Decision
+from adaptsfl.policies.splitfed import SplitFedV2
+from adaptsfl.simulation.experiment import MODEL, RECIPE, TRAJECTORIES, Experiment, Job, Watcher
+from adaptsfl.simulation.folder import RECORD, RUN, read_run
+from adaptsfl.simulation.trajectory import Store, Trajectory
 from adaptsfl.simulation.world import seeded
+from adaptsfl.training import TrainingPlan
 
 
 def recipe(**run) -> Recipe:
@@ -111,3 +115,84 @@ def test_more_seeds_and_policies_may_be_asked_for_later(tmp_path):
 def test_a_runs_seed_is_added_to_every_sections_own():
     made = seeded(parse(Recipe, {"model": {"name": "vgg_digits"}, "faults": {"seed": 2}, "fleet": {"seed": 1}}), 5)
     assert (made.faults.seed, made.fleet.seed, made.data.seed, made.data.partition.seed) == (7, 6, 5, 5)
+
+
+def test_a_mistake_that_stopped_every_run_may_be_mended_in_its_folder(tmp_path, whole):
+    with pytest.raises(InvalidInput, match=r"policy\.cut"):
+        Experiment(recipe(options={"fixed": {"interval": 4, "cut": 99}}), tmp_path).execute()
+    Experiment(recipe(), tmp_path).execute()
+    assert record(tmp_path) == whole
+    with pytest.raises(InvalidInput, match=r"run\.rounds: is another"):
+        Experiment(recipe(rounds=2), tmp_path).execute()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(RUN, b"{"), (RUN, b'{"format": 1}'), (RECORD, b""), (RECORD, None), (RECORD, b"{}\n"), (RECORD, ...)],
+)
+def test_a_done_run_whose_files_are_damaged_is_done_again_without_training(tmp_path, whole, name, content):
+    """The last case is a record that lost its last block with the power."""
+    Experiment(recipe(), tmp_path).execute()
+    file = tmp_path / "fixed-seed0" / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]) if content is ... else content)
+    trained = []
+    (run,) = Experiment(recipe(), tmp_path).execute(Watcher(on_round=lambda t, _loss: trained.append(t)))
+    assert (run.status, record(tmp_path), trained) == ("done", whole, [])
+
+
+def test_another_versions_run_is_not_written_over(tmp_path):
+    Experiment(recipe(rounds=1), tmp_path).execute()
+    file = tmp_path / "fixed-seed0" / RUN
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+    with pytest.raises(InvalidInput, match="format: is 99"):
+        Experiment(recipe(rounds=1), tmp_path).execute()
+    assert json.loads(file.read_text())["format"] == 99
+
+
+def test_weights_that_are_no_numbers_are_no_result(tmp_path, monkeypatch):
+    """The loss of a round is that before its update: the last update's harm shows in the weights alone."""
+    original = Trajectory.state
+    monkeypatch.setattr(Trajectory, "state", lambda self: {name: x * math.inf for name, x in original(self).items()})
+    with pytest.raises(TrainingDiverged, match=r"round 1: .* has weights that are not finite. Lower the learning rate"):
+        Experiment(recipe(rounds=1), tmp_path).execute()
+    assert read_run(tmp_path / "fixed-seed0").status == "failed"
+    assert not (tmp_path / "fixed-seed0" / MODEL).exists()
+
+
+def test_a_damaged_recipe_is_said_to_be_damaged(tmp_path):
+    Experiment(recipe(rounds=1), tmp_path).execute()
+    (tmp_path / RECIPE).write_text("{")
+    with pytest.raises(InvalidInput, match=r"recipe\.json: is damaged: not valid JSON"):
+        Experiment(recipe(rounds=1), tmp_path).execute()
+
+
+def test_a_named_fleets_noise_is_named(tmp_path):
+    with pytest.raises(InvalidInput, match=r"run\.fleets\.a\.noise\.uplink_cv: is -1"):
+        Experiment(recipe(fleets={"a": {"noise": {"uplink_cv": -1.0}}}), tmp_path)
+
+
+class Moving(SplitFedV2):
+    """Moves the cut, which those who take turns cannot follow."""
+
+    def decide(self, seen):
+        return Decision(TrainingPlan((1 + seen.block,) * seen.devices, 2))
+
+
+def test_who_takes_turns_keeps_the_cut(tmp_path):
+    with pytest.raises(InvalidInput, match=r"decision\.plan\.cuts: is \(2, 2, 2\).*kept for the whole run"):
+        Experiment(recipe(), tmp_path, policies=["simulation.test_experiment:Moving"]).execute()
+
+
+def test_stopping_stops_all_runs_also_where_no_checkpoint_can_be_written(tmp_path, monkeypatch):
+    def save(self):
+        raise NotWritten("the disk is full")
+
+    made = Experiment(recipe(checkpoint_every=99), tmp_path, policies=["fixed", "psl"])
+    monkeypatch.setattr(Trajectory, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        made.execute(Watcher(on_round=stop_after(2), fails=lambda _job, _error: None))
+    assert read_run(tmp_path / "fixed-seed0").status == "stopped"
+    assert not (tmp_path / "psl-seed0").exists()

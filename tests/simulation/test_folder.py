@@ -73,6 +73,15 @@ def test_numpy_numbers_can_be_written(place):
         ("seconds", []),
         ("resources", {"flops": 3}),
         ("loss", True),
+        ("rounds", 0),
+        ("time_s", None),
+        ("interval", 0),
+        ("cuts", [0, 0, 0]),
+        ("deepest", 0),
+        ("layer_intervals", {"last": 2}),
+        ("evaluations", [[9999, 1.0, 0.5, 1.0]]),
+        ("measuring", -1),
+        ("present", [[0]] * 99),
     ],
 )
 def test_a_field_of_another_type_is_named_with_its_line(place, field, value):
@@ -165,6 +174,8 @@ def test_a_foreign_format_is_refused(place):
     [
         ({"seed": "0"}, "seed: is '0'. Give a JSON whole number"),
         ({"server": {"flops": 1.0}}, "costs: do not fit"),
+        ({"targets": [0.5, None]}, r"targets\[1\]: is None. Give a JSON number"),
+        ({"wall_s": "long"}, "wall_s: is 'long'"),
         ({"server": {"flops": -1.0, "to_fed_bps": 1.0, "from_fed_bps": 1.0}}, "flops: is -1"),
     ],
 )

@@ -68,6 +68,7 @@ def test_a_record_charged_anew_is_the_record_of_a_new_run(tmp_path, faults):
 
 def test_the_same_fleet_gives_the_same_record_also_for_policies_that_look(tmp_path):
     policies = {"adaptsfl": {}, "rma+ms": {"longest": 4}, "ma+rms": {}, "sfl": {}, "psl": {"rounds": 4}}
+    policies["adaptsfl@paper"] = {"mode": "paper", "target": 0.5}  # sees the rates of the moment
     made = recipe(FLEET_B, policies, rounds=12, faults={"participation": 0.7, "straggler_rate": 0.2})
     runs = Experiment(made, tmp_path / "a").execute()
     assert any(block.measuring for block in runs[0].blocks)

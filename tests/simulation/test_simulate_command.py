@@ -112,7 +112,14 @@ def test_keys_can_be_set_on_the_command_line(recipe):
         (["--set", "run.rounds"], "--set: is 'run.rounds'. Give section.key=value, for example"),
         (["--set", "run.rounds.most=5"], "--set: is 'run.rounds.most=5', but 'rounds' holds no keys"),
         (["--set", "=5"], "--set: is '=5'"),
-        (["--set", "run.target_accuracy=1.2"], "run.targets: holds 1.2. Give accuracies above 0 and at most 1"),
+        (["--set", "run.targets=[1.2]"], "run.targets: holds 1.2. Give accuracies above 0 and at most 1"),
+        (["--set", "run.target_accuracy=90"], "run.target_accuracy: is 90. Give an accuracy above 0 and at most 1"),
+        (["--set", "training.device=gpu"], "training.device: is 'gpu', which torch cannot use"),
+        (["--set", "training.learning_rate=1e40"], "training.learning_rate: is 1e+40. Give at most 1e+30"),
+        (["--set", "training.batch_size=0"], "training.batch_size: is 0"),
+        (["--set", "training.momentum=2"], "training.momentum: is 2. Give a number ≥ 0 and below 1"),
+        (["--policies", "nowhere:x:"], "nowhere:x:: importing 'nowhere' raised ModuleNotFoundError"),
+        (["--policies", "fixed@a/b,fixed@a-b"], "run.policies: has names that lead to one folder"),
         (["--set", "run.options.fixed.intervall=3"], "run.policy.intervall: 'intervall' is unknown"),
         (["--set", "run={}"], "small.toml: run: has no end. Give rounds, samples or seconds, or converged = true"),
         (["--set", "run.fleets.a.base=moon"], "run.fleets.a.base: is 'moon'"),
@@ -172,6 +179,23 @@ def test_a_run_that_fails_does_not_lose_the_others(recipe, monkeypatch):
     assert "report: " in answer.stdout
     assert call("simulate", recipe, *options).exit_code == 0
     assert [run.status for run in find_runs(["runs/small-run"])] == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("decides", "message"),
+    [
+        ("1 / 0", "policy: odd one raised ZeroDivisionError in own_one.py, line 5: division by zero. Mend its decide"),
+        ("None", "policy: odd one decided None. Return a Decision from decide"),
+    ],
+)
+def test_a_mistake_in_a_policy_of_ones_own_is_not_called_ours(recipe, monkeypatch, decides, message):
+    monkeypatch.delitem(sys.modules, "own_one", raising=False)
+    lines = ["from adaptsfl.policies import BasePolicy", "class Mine(BasePolicy):", "    title = 'odd one'"]
+    Path("own_one.py").write_text("\n".join([*lines, "    def decide(self, seen):", f"        return {decides}", ""]))
+    answer = call("simulate", recipe, "--quiet", "--policies", "own_one:Mine,fixed")
+    assert answer.exit_code == 1
+    assert message in answer.stderr
+    assert [run.status for run in find_runs(["runs/small-run"])] == ["done", "failed"]
 
 
 def test_without_matplotlib_there_is_a_page_and_a_hint(recipe, monkeypatch):

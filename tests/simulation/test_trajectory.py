@@ -261,3 +261,22 @@ def test_sequences_are_trained_and_evaluated() -> None:
     assert learned.losses[-1] < learned.losses[0]
     ((_, _, after),) = learned.evaluations[-1:]
     assert after < loss
+
+
+def test_another_model_under_the_same_name_has_another_name() -> None:
+    """A factory that was changed, or a partition whose files were, must not find what was learned before."""
+    first = world()
+    changed = world()
+    with torch.no_grad():
+        next(changed.model.module.parameters()).add_(1)
+    other = world()
+    other.data.parts[0][[0, 1]] = other.data.parts[0][[1, 0]]
+    assert len({each.learning_identity for each in (first, changed, other)}) == 3
+
+
+def test_a_line_that_was_changed_is_not_believed(tmp_path: Path, here: World) -> None:
+    file = tmp_path / "steps.jsonl"
+    learned = Trajectory(here, "engine", Store(file)).advance(Step(2, 1, 1))
+    assert list(Store(file).steps.values()) == [learned]
+    file.write_text(file.read_text().replace('"losses": [', '"losses": [1'))
+    assert Store(file).steps == {}

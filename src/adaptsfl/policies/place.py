@@ -61,6 +61,8 @@ def check_options(cut: int | None, cuts: Sequence[int] | None) -> None:
     if cut is not None:
         checks.whole_number("cut", cut)
     if cuts is not None:
+        if isinstance(cuts, str) or not isinstance(cuts, Sequence):
+            raise InvalidInput("cuts", f"is {checks.short(cuts)}", "Give a list, one per device; or cut, one for all")
         checks.cut_numbers("cuts", cuts, checks.LARGEST_WHOLE)
 
 

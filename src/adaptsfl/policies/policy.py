@@ -129,12 +129,15 @@ class Decision:
         if self.rounds is None and interval is None:
             raise InvalidInput("rounds", "is missing, and the plan never averages", "Say when to decide again")
         if self.rounds is not None:
-            checks.whole_number("rounds", self.rounds)
+            object.__setattr__(self, "rounds", checks.whole_number("rounds", self.rounds))
             if interval is not None and self.rounds % interval:
                 problem = f"is {self.rounds}, but layers are averaged every {interval}"
                 raise InvalidInput("rounds", problem, "Give a whole number of intervals")
-        if self.placed is not None and len(self.placed) != len(self.plan.cuts):
-            raise InvalidInput("placed", f"has {len(self.placed)} entries", f"Give {len(self.plan.cuts)}")
+        if self.placed is not None:
+            cuts = checks.cut_numbers("placed", self.placed, checks.LARGEST_WHOLE)
+            object.__setattr__(self, "placed", tuple(int(cut) for cut in cuts))
+            if len(cuts) != len(self.plan.cuts):
+                raise InvalidInput("placed", f"has {len(cuts)} entries", f"Give {len(self.plan.cuts)}")
 
     @property
     def length(self) -> int:

@@ -1,9 +1,11 @@
 """All policies by name, and the user's own as `package.module:Class`."""
 
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from adaptsfl import factories
+from adaptsfl.checks import short
 from adaptsfl.errors import InvalidInput, unknown
 from adaptsfl.policies.adaptsfl import AdaptSFL
 from adaptsfl.policies.centralized import Centralized
@@ -11,7 +13,7 @@ from adaptsfl.policies.dama_rms import DepthAware
 from adaptsfl.policies.fedavg import FederatedAveraging
 from adaptsfl.policies.fixed import Fixed
 from adaptsfl.policies.ma_rms import RandomCuts
-from adaptsfl.policies.policy import Policy
+from adaptsfl.policies.policy import Policy, Trainer
 from adaptsfl.policies.psl import ParallelSplit
 from adaptsfl.policies.rma_ams import ResourceAware
 from adaptsfl.policies.rma_ms import RandomInterval
@@ -37,7 +39,7 @@ POLICIES: dict[str, type[Policy]] = {
     "centralized": Centralized,
 }
 
-_NEEDED = ("title", "trainer", "estimates", "divergence", "decide", "memory", "restore")
+_NEEDED = ("title", "trainer", "estimates", "divergence", "adapt", "decide", "memory", "restore")
 
 
 def make_policy(name: str, **options: Any) -> Policy:
@@ -73,4 +75,11 @@ def _own(name: str, options: dict[str, Any]) -> Policy:
         remedy = "Make it a subclass of adaptsfl.policies.BasePolicy"
         raise InvalidInput("policy", f"{name} gives something without {missing[0]!r}", remedy)
     policy: Policy = made
+    if not isinstance(policy.title, str) or not policy.title:
+        raise InvalidInput("policy", f"{name} has the title {short(policy.title)}", "Give it a text")
+    if policy.trainer not in get_args(Trainer):
+        known = ", ".join(get_args(Trainer))
+        raise unknown("policy", str(policy.trainer), get_args(Trainer), f"The trainer of {name} is one of: {known}")
+    if not isinstance(policy.adapt, Mapping):
+        raise InvalidInput("policy", f"{name} has {short(policy.adapt)} as adapt", "Give a mapping of [adapt]'s keys")
     return policy

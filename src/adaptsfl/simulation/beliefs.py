@@ -10,6 +10,7 @@ from adaptsfl.config import AdaptConfig, Recipe
 from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from, noise_floor
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.loading import inside
 from adaptsfl.simulation.trajectory import Learned, Measurement
 from adaptsfl.training.calibration import FIRST_INTERVAL, Calibration
 from adaptsfl.training.estimate import CONSTANTS_COST, DRIFT_COST, MovingConstants
@@ -69,7 +70,7 @@ class Calibrated:
 
     @property
     def trusted_interval(self) -> int:
-        """The longest interval that the measurements speak for, and no longer than their pace, to be mended in time."""
+        """The longest interval that measurements speak for; a block that outlasts their pace could not be mended."""
         return min(self.calibration.longest_interval, max(FIRST_INTERVAL, self.measure_every))
 
     def is_new_ground(self, interval: int | None, deepest: int) -> bool:
@@ -131,7 +132,8 @@ class PaperBound:
     def model(self, devices: int) -> ConvergenceModel:
         """Return the bound; before anything is measured, one whose drift allows short intervals only."""
         if self.given is not None:
-            return model_from(self.given, self.learning_rate, devices, self.layers)
+            with inside("convergence"):
+                return model_from(self.given, self.learning_rate, devices, self.layers)
         constants = self.moving.constants(initial_gap=self.gap, target=self.target)
         if constants is None:
             return Calibration(self.layers).model(self.learning_rate)

@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,9 @@ import torch
 import adaptsfl
 from adaptsfl import checks
 from adaptsfl.config import FleetConfig, Recipe, RunConfig, parse
-from adaptsfl.errors import InvalidInput, NotWritten, first_line
+from adaptsfl.errors import AdaptSFLError, InvalidInput, NotWritten, TrainingDiverged, first_line
 from adaptsfl.files import about_tensors, replace_file, write_tensors
-from adaptsfl.fleet import resources_from
+from adaptsfl.fleet import noise_from, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
 from adaptsfl.loading import inside
 from adaptsfl.policies import Policy, make_policy
@@ -104,7 +104,8 @@ class Experiment:
         fleets = list(run.fleets) or [""]
         self.jobs = [Job(name, run.seed + seed, fleet) for seed in range(seeds) for fleet in fleets for name in names]
         if len({job.folder_name for job in self.jobs}) < len(self.jobs):
-            raise InvalidInput("run.fleets", "has names that lead to one folder", "Use letters, digits, - and _")
+            field = "run.fleets" if run.fleets else "run.policies"
+            raise InvalidInput(field, "has names that lead to one folder", "Use letters, digits, - and _")
         check_run(run)
         for fleet in fleets:
             self._check_fleet(fleet)
@@ -133,7 +134,7 @@ class Experiment:
             run = self._run(job, folder, watcher)
         except Exception as error:
             watcher.fails(job, error)
-            return read_run(folder) if (folder / RUN).exists() else None
+            return _readable(folder)
         watcher.ends(job, run)
         return run
 
@@ -147,12 +148,21 @@ class Experiment:
                 theirs = json.loads(file.read_text())
             except ValueError:
                 theirs = None
-            if theirs != mine:
+            if theirs == mine:
+                return
+            if self._holds_something():
+                if theirs is None:
+                    problem, remedy = "is damaged: not valid JSON", "Restore it, or give another folder by --out"
+                    raise InvalidInput("", problem, remedy, source=str(file))
                 key = _first_difference(theirs, mine)
                 remedy = "Give another folder by --out, or remove this one to begin anew"
                 raise InvalidInput(key, "is another than in the experiment in this folder", remedy, source=str(file))
-        else:
-            replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
+        replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
+
+    def _holds_something(self) -> bool:
+        """Whether anything was learned or recorded here: a mistake that stops every run leaves nothing to keep."""
+        files = [*self.folder.glob(f"{TRAJECTORIES}/*"), *self.folder.glob(f"*/{RECORD}")]
+        return any(file.stat().st_size for file in files)
 
     def world(self, job: Job) -> World:
         """Return the world of a job; jobs with the same seed and fleet share it."""
@@ -179,6 +189,8 @@ class Experiment:
         recipe = self._recipe_for(name)
         with inside(f"run.fleets.{name}" if name else "fleet"):
             fleet = resources_from(recipe.fleet).at(0)
+            with inside("noise"):
+                noise_from(recipe.fleet.noise, recipe.fleet.seed)
         with inside("faults"):
             faults_from(recipe.faults, [fleet.name(k) for k in range(fleet.size)])
 
@@ -189,10 +201,9 @@ class Experiment:
         return self._stores[name]
 
     def _run(self, job: Job, folder: Path, watcher: Watcher) -> Run:
-        if (folder / RUN).exists():
-            found = read_run(folder)
-            if found.status == "done":
-                return found
+        found = _readable(folder)
+        if found is not None and found.whole:
+            return found
         world = self.world(job)
         policy = self.make_policy(job.policy)
         with inside("faults"):
@@ -219,10 +230,11 @@ class Experiment:
                         append_block(record, block)
                         watcher.on_block(block)
                 self._write_model(folder, trajectory)
-                how = {"status": "done", "ended_by": simulation.ended_by}
+                how = {"status": "done", "ended_by": simulation.ended_by, "rounds": trajectory.round}
             except KeyboardInterrupt:
                 how = {"status": "stopped"}
-                trajectory.save()
+                with suppress(AdaptSFLError):  # a full disk, or weights that are no numbers: stopping is what counts
+                    trajectory.save()
                 raise
             except Exception as error:
                 how["error"] = first_line(error)
@@ -235,12 +247,30 @@ class Experiment:
     def _write_model(self, folder: Path, trajectory: Trajectory) -> None:
         """Write the final weights: those of another run with the same schedule, which need no training, or its own."""
         about = {"trajectory": trajectory.key}
+        if about_tensors(folder / MODEL) == about:  # written before the record was lost
+            return
         for other in sorted(self.folder.glob(f"*/{MODEL}")):
             if other.parent != folder and about_tensors(other) == about:
                 replace_file(folder / MODEL, partial(shutil.copyfile, other))
                 return
         state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
+        for name, _ in trajectory.world.model.module.named_parameters():  # the last round's loss does not show them
+            if not torch.isfinite(state[name]).all():
+                remedy = "Lower the learning rate, or use a model with normalisation"
+                raise TrainingDiverged(f"round {trajectory.round}: {name} has weights that are not finite. {remedy}.")
         replace_file(folder / MODEL, lambda path: write_tensors(path, state, about))
+
+
+def _readable(folder: Path) -> Run | None:
+    """Return what there is of a run; none where its files are damaged, as doing it again gives the same ones."""
+    if not (folder / RUN).exists():
+        return None
+    try:
+        return read_run(folder)
+    except InvalidInput as error:
+        if error.field == "format":  # another version's: not ours to write over
+            raise
+        return None
 
 
 def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
@@ -253,6 +283,7 @@ def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
         "title": title_of(job.policy, policy),
         "trainer": policy.trainer,
         "estimates": policy.estimates,
+        "adapt": {**world.recipe.adapt.model_dump(mode="json"), **policy.adapt},
         "seed": job.seed,
         "fleet": job.fleet,
         "recipe": world.recipe.model_dump(mode="json"),

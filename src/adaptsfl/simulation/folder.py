@@ -51,6 +51,7 @@ class Run:
         ended_by: what ended it: rounds, seconds, target, converged, …; empty while it runs.
         wall_s: seconds of real time that it took.
         trainer: who trained (see `policies.policy`); in turns there is no round in which all devices work at once.
+        rounds_done: how many rounds it had when it was done, as run.json says; None before, and for older runs.
     """
 
     folder: Path
@@ -71,6 +72,12 @@ class Run:
     wall_s: float
     blocks: tuple[Block, ...]
     trainer: str = "engine"
+    rounds_done: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is done and its record has all of it: a loss of power can take the end of a file."""
+        return self.status == "done" and bool(self.blocks) and self.rounds_done in (None, self.rounds)
 
     @cached_property
     def evaluations(self) -> Evaluations:
@@ -179,7 +186,7 @@ def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
     except TypeError as error:
         raise InvalidInput("costs", f"do not fit: {error}", "Give the fields of CutCosts and of Server") from None
     values |= {"devices": tuple(str(name) for name in values["devices"]), "layers": layers}
-    values["targets"] = tuple(float(target) for target in values["targets"])
+    values["targets"] = tuple(_number(f"targets[{k}]", target) for k, target in enumerate(values["targets"]))
     _check_cuts(folder, blocks, len(values["devices"]), costs.layers)
     return Run(
         folder=folder,
@@ -187,8 +194,9 @@ def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
         server=server,
         blocks=blocks,
         ended_by=str(info.get("ended_by") or ""),
-        wall_s=float(info.get("wall_s") or 0.0),
+        wall_s=_number("wall_s", info.get("wall_s") or 0.0),
         trainer=str(info.get("trainer") or "engine"),
+        rounds_done=info.get("rounds"),
         **values,
     )
 
@@ -216,6 +224,12 @@ def _field(info: dict[str, Any], name: str, kind: type) -> Any:
     if not isinstance(info[name], kind):
         raise InvalidInput(name, f"is {short(info[name])}", f"Give a JSON {_JSON_NAMES[kind]}")
     return info[name]
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(name, f"is {short(value)}", "Give a JSON number")
+    return float(value)
 
 
 _JSON_NAMES = {str: "text", int: "whole number", dict: "object", list: "list"}

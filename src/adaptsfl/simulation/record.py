@@ -98,7 +98,28 @@ def block_of(data: Any) -> Block:
     absent = [phase for phase in PHASES if phase not in values["seconds"]]
     if absent:
         raise InvalidInput("seconds", f"lacks {absent[0]}", "Give the seconds of every phase")
-    return Block(**values)
+    block = Block(**values)
+    _check(block)
+    return block
+
+
+def _check(block: Block) -> None:
+    """Refuse a block that no run writes, before something is computed from it."""
+    last = block.first_round + block.rounds - 1
+    sound = {
+        "rounds": block.rounds >= 1,
+        "time_s": math.isfinite(block.time_s),
+        "interval": block.interval is None or block.interval >= 1,
+        "cuts": any(block.cuts),
+        "deepest": block.deepest >= 1,
+        "layer_intervals": all(layer.isdecimal() for layer in block.layer_intervals),
+        "evaluations": all(block.first_round <= row[0] <= last for row in block.evaluations),
+        "measuring": block.measuring >= 0,
+        "present": block.present is None or (len(block.present) == block.rounds and all(block.present)),
+    }
+    for name, good in sound.items():
+        if not good:
+            raise InvalidInput(name, f"is {short(getattr(block, name))}", "Give what a run writes there")
 
 
 def _whole(value: Any) -> int:

@@ -5,7 +5,8 @@ that does, it is what its decisions, made for one fleet, would have cost on anot
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -72,10 +73,14 @@ def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, An
     info = json.loads((run.folder / RUN).read_text())
     recipe = info["recipe"]
     trainer = cast(Trainer, run.trainer)
-    clock = Clock(other.fleet_at, run.costs, run.batch_size, _stragglers(recipe, first), trainer)
-    smoothed = bool(info.get("estimates")) and recipe.get("adapt", {}).get("mode") == "calibrated"
+    with _of(run):
+        faults = _stragglers(recipe, first)
+    clock = Clock(other.fleet_at, run.costs, run.batch_size, faults, trainer)
+    adapt = info.get("adapt") or recipe.get("adapt") or {}
+    smoothed = bool(info.get("estimates")) and adapt.get("mode") == "calibrated"
     observer = Observer(other.measured_at, smoothed=smoothed)
-    blocks = [_charged(block, clock, observer) for block in run.blocks]
+    with _of(run):
+        blocks = [_charged(block, clock, observer) for block in run.blocks]
     info |= {
         "recipe": {**recipe, "fleet": plain(other.config.model_dump(mode="json"))},
         "fleet": name,
@@ -84,6 +89,15 @@ def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, An
         RETIMED_FROM: str(run.folder),
     }
     return info, blocks
+
+
+@contextmanager
+def _of(run: Run) -> Iterator[None]:
+    """Name the run whose files hold what cannot be used."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise (error if error.source else error.from_file(str(run.folder))) from None
 
 
 def _charged(block: Block, clock: Clock, observer: Observer) -> Block:

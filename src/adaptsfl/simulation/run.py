@@ -1,12 +1,16 @@
 """One run: a policy decides, the trajectory learns, the clock charges, the record remembers; block by block."""
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from adaptsfl.checks import short
 from adaptsfl.costs import CutCosts
+from adaptsfl.errors import AdaptSFLError, InvalidInput, first_line
 from adaptsfl.fleet import RATES, Fleet
 from adaptsfl.policies import Decision, Observation, Policy, Trainer
 from adaptsfl.simulation.beliefs import MovingFleet, beliefs_from
@@ -107,6 +111,24 @@ def plan_of(step: Step) -> TrainingPlan:
     return TrainingPlan((step.deepest,), step.interval, dict(step.layer_intervals))
 
 
+def decided(policy: Policy, seen: Observation) -> Decision:
+    """Return what a policy decides; whatever goes wrong in one of the user's own is said in their terms."""
+    try:
+        decision = policy.decide(seen)
+    except AdaptSFLError:
+        raise
+    except Exception as error:
+        if type(policy).__module__.startswith("adaptsfl."):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}, line {frame.lineno}"
+        problem = f"{policy.title} raised {type(error).__name__} in {place}: {first_line(error)}"
+        raise InvalidInput("policy", problem, "Mend its decide") from error
+    if not isinstance(decision, Decision):
+        raise InvalidInput("policy", f"{policy.title} decided {short(decision)}", "Return a Decision from decide")
+    return decision
+
+
 class Observer:
     """The fleet as a policy sees it, asked round by round: smoothed for those who plan by measured drift."""
 
@@ -145,6 +167,7 @@ class Simulation:
         self.observer = Observer(world.measured_at, smoothed=smoothed)
         self._measured_at: int | None = None  # the round of the last measurement of drift or constants
         self._divergence: tuple[float, ...] = ()
+        self._turns: tuple[int, int | None] | None = None  # cut and interval of those who take turns
         self._accuracies: list[float] = []
 
     def __iter__(self) -> Iterator[Block]:
@@ -178,8 +201,9 @@ class Simulation:
             trusted_interval=self.beliefs.trusted_interval,
             probe=self.beliefs.probe if due else 1,
         )
-        decision = self.policy.decide(seen)
+        decision = decided(self.policy, seen)
         decision.check(len(members), self.world.costs.layers)
+        self._check_turns(decision)
         due = due or self._on_new_ground(decision)
         step = self._step(decision, rounds, members, measure=due)
         learned = self.trajectory.advance(step)
@@ -191,6 +215,17 @@ class Simulation:
             self.observer.at(t)  # every round's rates are measured; the first one's were, above
         self._learn(learned, step, rounds)
         return self._record(decision, step, learned, charged, members, here, estimates, predicted_s, blocks)
+
+    def _check_turns(self, decision: Decision) -> None:
+        """Refuse what those who take turns could not follow: they keep one cut for all, and one interval."""
+        if self.policy.trainer not in ("turns", "relay"):
+            return
+        plan = decision.plan
+        first, self._turns = self._turns, (plan.deepest, plan.interval)
+        if len(set(plan.cuts)) > 1 or first not in (None, self._turns):
+            problem = f"is {plan.cuts}, with interval {plan.interval}"
+            remedy = f"Trainer {self.policy.trainer!r} needs one cut for all and one interval, kept for the whole run"
+            raise InvalidInput("decision.plan.cuts", problem, remedy)
 
     def _measurement_due(self, rounds: int) -> bool:
         if not self.policy.estimates or self.beliefs.measurement is None:

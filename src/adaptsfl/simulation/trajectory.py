@@ -87,9 +87,10 @@ class Store:
             for line in lines:
                 try:
                     entry = json.loads(line)
-                    self.steps[entry["key"]] = _from_data(entry["learned"])
+                    if entry["check"] == _check(entry["key"], entry["learned"]):
+                        self.steps[entry["key"]] = _from_data(entry["learned"])
                 except (ValueError, KeyError, TypeError):
-                    continue  # torn by a crash while it was written: taken again
+                    continue  # torn by a crash while it was written, or damaged since: taken again
 
     def add(self, key: str, learned: Learned) -> None:
         """Keep a step, in memory and in the file."""
@@ -98,7 +99,8 @@ class Store:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a") as file:
                 start, self._torn = "\n" if self._torn else "", False
-                file.write(start + json.dumps({"key": key, "learned": _to_data(learned)}) + "\n")
+                data = _to_data(learned)
+                file.write(start + json.dumps({"key": key, "learned": data, "check": _check(key, data)}) + "\n")
 
 
 class Trajectory:
@@ -281,6 +283,11 @@ class Trajectory:
 def _divergence(made: Engine | Sequential) -> dict[int, float]:
     """Return how far apart every layer's copies were when they were last averaged, as far as it was measured."""
     return made.last_divergence if isinstance(made, Engine) else {}
+
+
+def _check(key: str, data: Any) -> str:
+    """Return what tells a line that was changed from one that was written."""
+    return sha256(f"{key} {json.dumps(data)}".encode()).hexdigest()[:16]
 
 
 def _to_data(learned: Learned) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from torch.nn import functional
 
 import adaptsfl
 from adaptsfl import checks
-from adaptsfl.config import DataConfig, Recipe, RunConfig
+from adaptsfl.config import DataConfig, Recipe, RunConfig, TrainingConfig
 from adaptsfl.costs import CutCosts
 from adaptsfl.data import PreparedData, evaluation_batches, prepare
 from adaptsfl.data.samples import Samples
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
 from adaptsfl.loading import costs_of, inside, split_model
 from adaptsfl.models import SplitModel
@@ -69,15 +69,7 @@ class World:
     @cached_property
     def optimizer(self) -> OptimizerSettings:
         """How weights follow gradients."""
-        given = self.recipe.training
-        return OptimizerSettings(
-            name=given.optimizer,
-            learning_rate=given.learning_rate,
-            common_learning_rate=given.common_learning_rate,
-            momentum=given.momentum,
-            weight_decay=given.weight_decay,
-            at_averaging=given.at_averaging,
-        )
+        return _optimizer(self.recipe.training)
 
     def fleet_at(self, round_: int) -> Fleet:
         """Return the true resources in round 1, 2, …."""
@@ -103,6 +95,10 @@ class World:
         recipe["labels"] = [
             _fingerprint(samples.labels) for samples in (self.data.dataset.train, self.data.dataset.test)
         ]
+        recipe["parts"] = [_fingerprint(torch.from_numpy(part)) for part in self.data.parts]
+        # A factory of the user's own may give another model tomorrow, under the same name.
+        recipe["weights"] = {name: _fingerprint(value) for name, value in self.model.module.state_dict().items()}
+        recipe["work"] = [self.costs.forward_flops.tolist(), self.costs.activation_bits.tolist()]
         for key in ("path", "cache"):  # where samples lie does not matter
             recipe["data"].pop(key)
         return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
@@ -133,8 +129,9 @@ class World:
         return measure
 
 
-def _fingerprint(labels: Tensor) -> str:
-    return sha256(labels.cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+def _fingerprint(values: Tensor) -> str:
+    flat = values.detach().cpu().contiguous().flatten().view(torch.uint8)  # NumPy does not know every type
+    return sha256(flat.numpy().tobytes()).hexdigest()[:16]
 
 
 def make_world(recipe: Recipe, seed: int) -> World:
@@ -147,7 +144,7 @@ def make_world(recipe: Recipe, seed: int) -> World:
         resources = resources_from(recipe.fleet)
     with inside("fleet.noise"):
         noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
-    checks.number("training.learning_rate", recipe.training.learning_rate, positive=True)
+    _check_training(recipe.training)
     torch.manual_seed(seed)
     model, example = split_model(recipe.model, to_train=True)
     costs = costs_of(model, example, recipe.model, recipe.training.batch_size, recipe.training.optimizer)
@@ -162,6 +159,32 @@ def make_world(recipe: Recipe, seed: int) -> World:
     check_inputs(example, data)
     recipe = recipe.model_copy(update={"run": run, "data": data_config})
     return World(recipe, seed, model, costs, data, resources, noise)
+
+
+def _optimizer(given: TrainingConfig) -> OptimizerSettings:
+    return OptimizerSettings(
+        name=given.optimizer,
+        learning_rate=given.learning_rate,
+        common_learning_rate=given.common_learning_rate,
+        momentum=given.momentum,
+        weight_decay=given.weight_decay,
+        at_averaging=given.at_averaging,
+    )
+
+
+def _check_training(given: TrainingConfig) -> None:
+    """Refuse what training could not begin with, by the names that a recipe has for it."""
+    checks.whole_number("training.batch_size", given.batch_size)
+    try:
+        _optimizer(given)
+    except InvalidInput as error:
+        field = f"training.{error.field.removeprefix('optimizer.')}"
+        raise InvalidInput(field, error.problem, error.remedy) from None
+    try:
+        torch.zeros(1, device=given.device)
+    except (RuntimeError, AssertionError) as error:  # torch's two ways to say that it has no such device
+        problem = f"is {given.device!r}, which torch cannot use: {first_line(error)}"
+        raise InvalidInput("training.device", problem, "Give cpu, or a device that this machine has") from None
 
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:
@@ -186,10 +209,12 @@ def check_run(run: RunConfig) -> None:
     checks.whole_number("run.seed", run.seed, at_least=0)
     if run.seconds is not None:
         checks.number("run.seconds", run.seconds, positive=True)
-    goals = [*run.targets, *([run.target_accuracy] if run.target_accuracy is not None else [])]
-    for goal in goals:
+    for goal in run.targets:
         if not 0 < goal <= 1:
             raise InvalidInput("run.targets", f"holds {goal:g}", "Give accuracies above 0 and at most 1")
+    if run.target_accuracy is not None and not 0 < run.target_accuracy <= 1:
+        problem = f"is {run.target_accuracy:g}"
+        raise InvalidInput("run.target_accuracy", problem, "Give an accuracy above 0 and at most 1")
     if run.rounds is None and run.samples is None and run.seconds is None and not run.converged:
         raise InvalidInput("run", "has no end", "Give rounds, samples or seconds, or converged = true")
 

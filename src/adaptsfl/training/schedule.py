@@ -26,13 +26,15 @@ class TrainingPlan:
         cuts = checks.cut_numbers("plan.cuts", self.cuts, checks.LARGEST_WHOLE)
         object.__setattr__(self, "cuts", tuple(int(cut) for cut in cuts))
         if self.interval is not None:
-            checks.whole_number("plan.interval", self.interval)
+            object.__setattr__(self, "interval", checks.whole_number("plan.interval", self.interval))
+        intervals = {}
         for layer, interval in self.layer_intervals.items():
-            checks.whole_number(f"plan.layer_intervals[{layer}]", interval)
+            number = checks.whole_number("plan.layer_intervals", layer, at_least=-checks.LARGEST_WHOLE)
+            intervals[number] = checks.whole_number(f"plan.layer_intervals[{layer}]", interval)
             if not 1 <= layer <= self.deepest:
                 problem = f"names layer {layer}, but client-specific are 1 to {self.deepest}"
                 raise InvalidInput("plan.layer_intervals", problem, "Name layers up to the deepest cut only")
-        object.__setattr__(self, "layer_intervals", MappingProxyType(dict(self.layer_intervals)))
+        object.__setattr__(self, "layer_intervals", MappingProxyType(intervals))
 
     @property
     def deepest(self) -> int:

@@ -21,6 +21,8 @@ StateRule = Literal["average", "reset", "keep"]
 # Whose samples give a batch-norm of the common part its mean and variance.
 Statistics = Literal["pooled", "device"]
 
+LARGEST_FACTOR = 1e30  # of a tensor: single precision ends at 3.4e38
+
 
 class TrainingWarning(UserWarning):
     """Settings that run, and probably do not give what was wanted."""
@@ -61,6 +63,12 @@ class OptimizerSettings:
         for name, value in (("momentum", self.momentum), ("betas[0]", self.betas[0]), ("betas[1]", self.betas[1])):
             if checks.number(f"optimizer.{name}", value) >= 1:
                 raise InvalidInput(f"optimizer.{name}", f"is {value:g}", "Give a number ≥ 0 and below 1")
+        for name in ("learning_rate", "common_learning_rate", "weight_decay"):
+            if (getattr(self, name) or 0.0) > LARGEST_FACTOR:
+                problem = f"is {getattr(self, name):g}"
+                raise InvalidInput(
+                    f"optimizer.{name}", problem, f"Give at most {LARGEST_FACTOR:g}; sensible is below 10"
+                )
 
     def rate(self, *, common: bool) -> float:
         """Return the learning rate of the common or of the client-specific layers."""
