@@ -30,6 +30,7 @@ from adaptsfl.training.estimate import DriftSample
 # (ν = 0.2) and on CIFAR-10 IID (ν = 1.6), 1.1 on digits with two label shards each (ν = 0.4).
 HARM = 0.75
 NOISES = (0.1, 10.0)  # what ν may be: beyond, it is hardly known
+NOISE_WEIGHT = 2 / 3  # of a new measurement of ν
 
 # Before anything is measured: y = 2 ten rounds after an averaging if every layer drifts; a may well be three times
 # that, or a third.
@@ -90,7 +91,7 @@ class Calibration:
         measured = np.maximum(sample.spread, 0)
         if measured.sum() > 0:
             measured_noise = float(np.clip(sample.noise_to_signal, *NOISES))
-            noise = (noise * measured_noise) ** 0.5 if spread else measured_noise
+            noise = noise ** (1 - NOISE_WEIGHT) * measured_noise**NOISE_WEIGHT
             shares = measured / measured.sum()
             shares = shares if not spread else (np.asarray(spread) + shares) / 2
             spread = tuple(map(float, np.where(shares < SMALLEST_PART, 0.0, shares)))
