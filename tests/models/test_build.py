@@ -96,7 +96,11 @@ def test_own_factories() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("vgg61", {}, r"model: 'vgg61' is unknown\. Did you mean 'vgg16'\? Give one of vgg16, resnet18, .*:factory"),
+        (
+            "vgg61",
+            {},
+            r"model: 'vgg61' is unknown\. Did you mean 'vgg16'\? Give one of vgg11, vgg16, resnet18, .*:factory",
+        ),
         ("zzz", {}, r"model: 'zzz' is unknown\. Give one of"),
         ("vgg16", {"depth": 3}, r"vgg16 does not take .*'depth'.* It takes classes, width, norm, dropout"),
         ("vgg16", {"norm": "layer"}, r"norm: is 'layer'\. Give 'none', 'batch' or 'group'"),

@@ -1,5 +1,7 @@
 """From measured drift to a model to plan with: properties that hold whatever the constants of the fit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,9 +15,12 @@ EQUAL = np.ones(LAYERS)
 ANY = st.floats(-1e100, 1e100)
 
 
-def measured(age: int, share: float, deepest: int = LAYERS, spread: np.ndarray = EQUAL) -> DriftSample:
-    """Return a measurement of a gradient of length 1 that loses `share` of it."""
-    return DriftSample(age, deepest, EQUAL / LAYERS, share * EQUAL / LAYERS, np.zeros(LAYERS), spread)
+def measured(
+    age: int, share: float, deepest: int = LAYERS, spread: np.ndarray = EQUAL, noise: float = 1.0
+) -> DriftSample:
+    """Return a measurement of a gradient of length 1 that loses `share` of it, with so much noise to its signal."""
+    lost = share * EQUAL / LAYERS
+    return DriftSample(age, deepest, EQUAL / LAYERS, lost, np.zeros(LAYERS), spread, noise_to_signal=noise)
 
 
 def after(*samples: DriftSample) -> Calibration:
@@ -78,6 +83,28 @@ def test_more_drift_plans_shorter_intervals() -> None:
     intervals = [planned(after(*[measured(9, share)] * 12)) for share in (0.01, 0.1, 0.3, 0.9)]
     assert intervals == sorted(intervals, reverse=True)
     assert intervals[0] > intervals[-1]
+
+
+def test_noisier_gradients_plan_shorter_intervals() -> None:
+    intervals = [planned(after(*[measured(9, 0.6, noise=noise)] * 6)) for noise in (0.1, 1.0, 10.0)]
+    assert intervals == sorted(intervals, reverse=True)
+    assert intervals[0] > intervals[-1]
+
+
+def test_an_unreliable_measurement_hardly_counts() -> None:
+    """The same share, drowned in noise: the fit stays where the prior is."""
+    sample = measured(9, 0.02)
+    clear, drowned = after(sample).fit()[0], after(replace(sample, norm_error=100.0)).fit()[0]
+    prior = Calibration(LAYERS).fit()[0]
+    assert abs(np.log(drowned / prior)) < 0.2 < abs(np.log(clear / prior))
+
+
+def test_drift_far_beyond_what_was_measured_is_new_ground() -> None:
+    calibration = after(measured(9, 0.3, deepest=3))
+    assert Calibration(LAYERS).is_new_ground(2, 1)
+    assert not calibration.is_new_ground(10, 3)
+    assert calibration.is_new_ground(20, 3)
+    assert calibration.is_new_ground(10, LAYERS)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
