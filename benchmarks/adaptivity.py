@@ -75,6 +75,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cifar10-iid": (CIFAR, {"kind": "iid"}),
     "cifar10-shards": (CIFAR, SHARDS),
 }
+MEASURE_EVERY = 50  # rounds: runs are short
 PAPER_TARGET = 1.0  # ε of the paper's mode: ‖∇f‖² in the middle of training, as measured
 
 
@@ -96,6 +97,7 @@ def experiment(case: str, folder: Path) -> Experiment:
             "training": {"batch_size": 16, **setting["training"]},
             "fleet": {"devices": 20, "seed": 1},
             "data": {**setting["data"], "partition": partition},
+            "adapt": {"measure_every": MEASURE_EVERY},
             "run": {**setting["run"], "fleets": FLEETS, "options": options, "policies": ["adaptsfl"]},
         },
     )

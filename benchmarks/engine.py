@@ -15,7 +15,7 @@ The ways, each training on the same batches of 16 samples per device with plain 
 Times are CPU seconds over all threads, of which torch has as many as it takes by default (`--threads` for another
 number). Ways take turns, and each way's time is the least of its repeats. Rounds are timed without averaging, which has
 a column of its own (the engine's averaging and the copying after it). Measuring is what `measure_drift` takes, as a
-share of training if it is done every 50 rounds, as it is by default. Memory is what the peak of a process of its own
+share of training if it is done every 60 rounds, as it is by default. Memory is what the peak of a process of its own
 adds over model and batches in two rounds. The table is printed and saved as Markdown, every number beside it as JSON,
 after every case; rows of earlier runs with as many threads are kept unless they were measured again.
 """

@@ -105,7 +105,7 @@ class AdaptConfig(Section):
 
     mode: Literal["calibrated", "paper"] = "calibrated"
     target: float | None = None  # ε, for the paper's mode without [convergence]
-    measure_every: int = 50  # rounds, at least; more often where plans go beyond what was measured
+    measure_every: int = 60  # rounds, at least; more often where plans go beyond what was measured
 
 
 class NoiseConfig(Section):

@@ -182,6 +182,8 @@ class Engine:
         shares, averages = shares_of(self.weights, here), shares_of(self.weights, self.present)
         scale = max(shares)
         own = self.schedule.plan.deepest
+        if averaged and not any(layer.mixes_samples for layer in self.layers[:own]):
+            own = 0  # all devices run on the same weights, so they can run together
         kept = [(layer.parameters, layer.buffers) for layer in self.layers]
         sums: list[list[Tensor]] = [[] for _ in self.layers]
         try:
