@@ -10,7 +10,7 @@ import pytest
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.simulation import folder as folders
-from adaptsfl.simulation.folder import RECORD, RUN, append_block, find_runs, keep_blocks, read_run, write_run
+from adaptsfl.simulation.folder import RECORD, RUN, append_block, find_runs, read_run, write_run
 from adaptsfl.simulation.record import block_line, block_of
 from simulated_runs import write_experiment, write_simulated_run
 
@@ -222,16 +222,11 @@ def test_a_folder_without_runs(tmp_path):
         read_run(tmp_path)
 
 
-def test_a_run_goes_on_from_an_older_checkpoint(place):
-    text = (place / RECORD).read_text()
+def test_a_block_is_on_disk_as_soon_as_it_is_appended(place):
     last = read_run(place).blocks[4]
-    (place / RECORD).write_text(text[:-40])
-    keep_blocks(place, 3)
-    with (place / RECORD).open("a") as file:
+    with (place / RECORD).open("w") as file:
         append_block(file, last)
-        assert [block.block for block in read_run(place).blocks] == [1, 2, 3, 5]  # flushed, though still open
-    with pytest.raises(InvalidInput, match="has 4 blocks, not 5"):
-        keep_blocks(place, 5)
+        assert read_run(place).blocks == (last,)
 
 
 def test_a_run_file_is_replaced_whole_or_not_at_all(place, monkeypatch):

@@ -443,12 +443,6 @@ class NotABasePolicy:
     def decide(self, seen: Observation) -> Decision:
         return Decision(TrainingPlan((1,) * seen.devices, 1))
 
-    def memory(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, memory: dict[str, Any]) -> None:
-        pass
-
 
 def test_an_incomplete_policy_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="without 'divergence'"):

@@ -4,8 +4,6 @@ Paper: AIFed's depth-aware aggregation. Here: its authors' earlier rule, the sha
 half every 3·I₀. Because: AIFed's own text is not public.
 """
 
-from typing import Any
-
 import numpy as np
 
 from adaptsfl import checks
@@ -44,14 +42,6 @@ class DepthAware(BasePolicy):
         shallow = (deepest + 1) // 2
         deep = dict.fromkeys(range(shallow + 1, deepest + 1), DEEP * base)
         return Decision(TrainingPlan(cuts, base, deep), DEEP * base)
-
-    def memory(self) -> dict[str, Any]:
-        """Return I₀ and the moving average."""
-        return {"interval": self.interval, "average": self.average}
-
-    def restore(self, memory: dict[str, Any]) -> None:
-        """Go on from what `memory` gave."""
-        self.interval, self.average = memory["interval"], memory["average"]
 
     def _look_at(self, seen: Observation) -> None:
         if not seen.divergence.size:

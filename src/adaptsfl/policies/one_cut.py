@@ -1,7 +1,5 @@
 """What the classical ways of splitting have in common: one cut for all devices, kept for the whole run."""
 
-from typing import Any
-
 import numpy as np
 
 from adaptsfl import checks, latency
@@ -29,11 +27,3 @@ class OneCut(BasePolicy):
         cuts = every_cut(seen)
         round_s = latency.round_s(seen.costs, seen.fleet, cuts, seen.batch_size)
         return np.asarray(round_s + latency.aggregation_s(seen.costs, seen.fleet, cuts) / seen.epoch_rounds)
-
-    def memory(self) -> dict[str, Any]:
-        """Return the cut."""
-        return {"cut": self.cut}
-
-    def restore(self, memory: dict[str, Any]) -> None:
-        """Go on from what `memory` gave."""
-        self.cut = memory["cut"]

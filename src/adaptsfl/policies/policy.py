@@ -176,20 +176,15 @@ class Policy(Protocol):
     adapt: Mapping[str, Any]
 
     def decide(self, seen: Observation) -> Decision:
-        """Return how to train next. A policy may remember what it saw: it is asked once per block, in order."""
-        ...
+        """Return how to train next. A policy may remember what it saw: it is asked once per block, in order.
 
-    def memory(self) -> dict[str, Any]:
-        """Return what it remembers, as JSON can hold it."""
-        ...
-
-    def restore(self, memory: dict[str, Any]) -> None:
-        """Go on from what `memory` gave."""
+        A run that was stopped asks it again from the first block on.
+        """
         ...
 
 
 class BasePolicy:
-    """A policy that remembers nothing and trains with the engine: subclasses need `decide` alone."""
+    """A policy that trains with the engine: subclasses need `decide` alone."""
 
     title: ClassVar[str] = ""
     trainer: ClassVar[Trainer] = "engine"
@@ -204,13 +199,6 @@ class BasePolicy:
     def decide(self, seen: Observation) -> Decision:
         """Return how to train next."""
         raise NotImplementedError
-
-    def memory(self) -> dict[str, Any]:
-        """Return what it remembers: nothing."""
-        return {}
-
-    def restore(self, memory: dict[str, Any]) -> None:
-        """Go on from what `memory` gave."""
 
 
 def decision(cuts: Sequence[int] | IntArray, interval: int) -> Decision:

@@ -39,7 +39,7 @@ POLICIES: dict[str, type[Policy]] = {
     "centralized": Centralized,
 }
 
-_NEEDED = ("title", "trainer", "estimates", "divergence", "adapt", "decide", "memory", "restore")
+_NEEDED = ("title", "trainer", "estimates", "divergence", "adapt", "decide")
 
 
 def make_policy(name: str, **options: Any) -> Policy:

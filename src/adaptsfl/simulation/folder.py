@@ -282,16 +282,6 @@ def append_block(file: TextIO, block: Block) -> None:
     file.flush()
 
 
-def keep_blocks(folder: str | Path, count: int) -> None:
-    """Cut the record down to its first `count` blocks, before a run goes on from an older checkpoint."""
-    path = Path(folder) / RECORD
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if len(whole) < count:
-        raise InvalidInput("", f"has {len(whole)} blocks, not {count}", "Run again from the start", source=str(path))
-    _replace(path, b"".join(whole[:count]))
-
-
 def write_run(folder: str | Path, info: Mapping[str, Any]) -> None:
     """Write run.json, creating its folder; readers see the old file or the new one, never a part."""
     folder = Path(folder)
