@@ -66,6 +66,8 @@ class ModelConfig(Section):
     wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     input_shape: list[int] | None = None  # of one sample, for a factory that gives no example input
     input_dtype: Literal["float32", "int64"] = "float32"
+    # Options, over the others, of the model whose work and traffic count, where a smaller one learns in its place.
+    charged_as: dict[str, bool | int | float | str] | None = None
 
 
 class TrainingConfig(Section):

@@ -56,8 +56,9 @@ def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
 
 
 def model_costs(model: ModelConfig, batch_size: int, optimizer: Optimizer) -> CutCosts:
-    """Split the model that a recipe names and measure what every cut of it costs."""
-    parts, example = split_model(model)
+    """Split the model that a recipe names, or the one charged in its place, and measure what every cut of it costs."""
+    options = {**model.options, **(model.charged_as or {})}
+    parts, example = split_model(model.model_copy(update={"options": options}))
     return costs_of(parts, example, model, batch_size, optimizer)
 
 

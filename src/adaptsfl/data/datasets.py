@@ -13,7 +13,8 @@ from adaptsfl.data.own import load_own
 from adaptsfl.data.samples import Dataset, Normalisation, Samples, measured_normalisation
 from adaptsfl.errors import InvalidInput, unknown
 
-NAMES = ("digits", *HUB, "images")
+DIGITS = ("digits", "digits32")
+NAMES = (*DIGITS, *HUB, "images")
 
 DIGITS_TEST_SIZE = 357  # leaves 1440 to train on, which divides among many numbers of devices and shards
 # Of the training set in 0 … 1.
@@ -25,7 +26,7 @@ def load_dataset(config: DataConfig) -> Dataset:
     own = ":" in config.name
     if config.options and not own:
         raise InvalidInput("data.options", f"is given, but {config.name} takes none", "Only a factory takes options")
-    if config.path is not None and (own or config.name == "digits"):
+    if config.path is not None and (own or config.name in DIGITS):
         remedy = "Remove it" + ("; give the factory what it needs as data.options" if own else "")
         raise InvalidInput("data.path", f"is {config.path!r}, but {config.name} reads no files", remedy)
     dataset = _load(config, cache_folder(config.cache))
@@ -39,6 +40,8 @@ def _load(config: DataConfig, cache: Path) -> Dataset:
         return load_own(config.name, dict(config.options))
     if config.name == "digits":
         return _load_digits()
+    if config.name == "digits32":
+        return _like_cifar(_load_digits())
     if config.name in HUB:
         return load_hub_dataset(config.name, config.path, cache)
     if config.name == "images":
@@ -60,6 +63,17 @@ def _load_digits() -> Dataset:
     train = Samples(train_inputs, train_labels.to(torch.int64))
     test = Samples(test_inputs, test_labels.to(torch.int64))
     return Dataset(train, test, tuple(map(str, range(10))), DIGITS_NORMALISATION)
+
+
+def _like_cifar(digits: Dataset) -> Dataset:
+    """Return the digits as colour images of 32×32 pixels, for networks made for CIFAR."""
+
+    def enlarged(samples: Samples) -> Samples:
+        inputs = samples.inputs.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+        return Samples(inputs.repeat(1, 3, 1, 1), samples.labels)
+
+    normalisation = Normalisation(3 * DIGITS_NORMALISATION.mean, 3 * DIGITS_NORMALISATION.std)
+    return replace(digits, train=enlarged(digits.train), test=enlarged(digits.test), normalisation=normalisation)
 
 
 def _load_images(path: str | None, cache: Path) -> Dataset:

@@ -295,6 +295,7 @@ def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
         "devices": [fleet.name(k) for k in range(fleet.size)],
         "layers": layers or [f"layer {k}" for k in range(1, world.costs.layers + 1)],
         "batch_size": world.batch_size,
+        "epoch_rounds": world.epoch_rounds,
         "costs": costs,
         "server": plain(fleet.server),
         "targets": targets_of(world.run),

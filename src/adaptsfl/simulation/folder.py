@@ -52,6 +52,8 @@ class Run:
         wall_s: seconds of real time that it took.
         trainer: who trained (see `policies.policy`); in turns there is no round in which all devices work at once.
         rounds_done: how many rounds it had when it was done, as run.json says; None before, and for older runs.
+        fleet: its name, where the experiment has several.
+        epoch_rounds: rounds in which the device with the most samples sees all of them once; None for older runs.
     """
 
     folder: Path
@@ -73,6 +75,8 @@ class Run:
     blocks: tuple[Block, ...]
     trainer: str = "engine"
     rounds_done: int | None = None
+    fleet: str = ""
+    epoch_rounds: int | None = None
 
     @property
     def whole(self) -> bool:
@@ -197,6 +201,8 @@ def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
         wall_s=_number("wall_s", info.get("wall_s") or 0.0),
         trainer=str(info.get("trainer") or "engine"),
         rounds_done=info.get("rounds"),
+        fleet=str(info.get("fleet") or ""),
+        epoch_rounds=info.get("epoch_rounds"),
         **values,
     )
 

@@ -21,7 +21,7 @@ from adaptsfl.data import PreparedData, evaluation_batches, prepare
 from adaptsfl.data.samples import Samples
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
-from adaptsfl.loading import costs_of, inside, split_model
+from adaptsfl.loading import costs_of, inside, model_costs, split_model
 from adaptsfl.models import SplitModel
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.settings import Batch
@@ -147,7 +147,11 @@ def make_world(recipe: Recipe, seed: int) -> World:
     _check_training(recipe.training)
     torch.manual_seed(seed)
     model, example = split_model(recipe.model, to_train=True)
-    costs = costs_of(model, example, recipe.model, recipe.training.batch_size, recipe.training.optimizer)
+    if recipe.model.charged_as is None:
+        costs = costs_of(model, example, recipe.model, recipe.training.batch_size, recipe.training.optimizer)
+    else:
+        costs = model_costs(recipe.model, recipe.training.batch_size, recipe.training.optimizer)
+        _check_layers(model.layers, costs.layers)
     devices = resources.at(0).size
     data = prepare(
         data_config,
@@ -159,6 +163,13 @@ def make_world(recipe: Recipe, seed: int) -> World:
     check_inputs(example, data)
     recipe = recipe.model_copy(update={"run": run, "data": data_config})
     return World(recipe, seed, model, costs, data, resources, noise)
+
+
+def _check_layers(learning: int, charged: int) -> None:
+    """Refuse a model charged for another one that is cut elsewhere."""
+    if learning != charged:
+        problem = f"gives a model of {charged} layers, the one that learns has {learning}"
+        raise InvalidInput("model.charged_as", problem, "Change options that keep the layers, such as width")
 
 
 def _optimizer(given: TrainingConfig) -> OptimizerSettings:

@@ -1,0 +1,112 @@
+"""What the figures and the claims are made of: runs by panel, policy and fleet, and the numbers that they come to.
+
+"Converged" in the paper: test accuracy rises by less than 0.02 % over 5 rounds. Here: accuracy is the mean of five
+evaluations, it has converged where it first comes within 2 % of its own highest, and that highest is the converged
+accuracy. Because: a test accuracy jumps by more than 0.02 % from one evaluation to the next, so the printed rule stops
+where chance has it. A policy that learns little converges early by either rule; times that are compared are therefore
+those to one accuracy for all, the highest that every policy reaches (`common_target`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptsfl.checks import FloatArray
+from adaptsfl.report.series import Spread, spread
+from adaptsfl.reproduce.study import Panel, Study
+from adaptsfl.simulation.folder import Run
+
+WINDOW = 5  # evaluations that are averaged
+NEARLY = 0.98  # of the highest accuracy
+SAFELY = 0.99  # of the accuracy that every run reaches
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that was run at one scale.
+
+    Attributes:
+        studies: the figures, in the order of the paper.
+        runs: by figure/panel, in the order of policies, seeds and fleets; only of figures that were run.
+    """
+
+    studies: tuple[Study, ...]
+    runs: Mapping[str, tuple[Run, ...]]
+
+    def panel(self, key: str) -> Panel | None:
+        """Return figure/panel, None if that figure was not asked for."""
+        return next((panel for study in self.studies for panel in study.panels if panel.key == key), None)
+
+    def of(self, key: str, *, policy: str = "", fleet: str = "") -> tuple[Run, ...]:
+        """Return the runs that figure/panel shows, of one policy and one fleet where they are named: one per seed."""
+        panel = self.panel(key)
+        found = self.runs.get(panel.runs if panel is not None else key, ())
+        return tuple(run for run in found if policy in ("", run.policy) and fleet in ("", run.fleet))
+
+    def policies(self, key: str) -> list[str]:
+        """Return the policies that figure/panel shows, in order."""
+        return list(dict.fromkeys(run.policy for run in self.of(key)))
+
+
+def label_of(run: Run) -> str:
+    """Return how a legend calls a run's policy: `fixed@I=5` is I = 5, all others by their title."""
+    variant = run.policy.partition("@")[2]
+    return variant.replace("=", " = ") if variant else run.title
+
+
+def smoothed(run: Run) -> tuple[FloatArray, FloatArray]:
+    """Return virtual seconds and accuracies, each accuracy the mean of `WINDOW` evaluations up to there."""
+    seconds, accuracies = run.evaluations.seconds, run.evaluations.accuracies
+    known = np.isfinite(accuracies)
+    seconds, accuracies = seconds[known], accuracies[known]
+    if accuracies.size < WINDOW:
+        return seconds, accuracies
+    means = np.convolve(accuracies, np.full(WINDOW, 1 / WINDOW), mode="valid")
+    return seconds[WINDOW - 1 :], means
+
+
+def converged_accuracy(run: Run) -> float:
+    """Return the highest smoothed accuracy; 0 of a run without evaluations."""
+    accuracies = smoothed(run)[1]
+    return float(accuracies.max()) if accuracies.size else 0.0
+
+
+def converged_s(run: Run) -> float:
+    """Return the virtual seconds after which accuracy rises by `1 - NEARLY` of itself at most."""
+    found = time_to(run, NEARLY * converged_accuracy(run))
+    return run.time_s if found is None else found
+
+
+def time_to(run: Run, target: float) -> float | None:
+    """Return the virtual seconds after which the smoothed accuracy is first at least `target`, None if never."""
+    seconds, accuracies = smoothed(run)
+    reached = np.flatnonzero(accuracies >= target)
+    return float(seconds[reached[0]]) if reached.size else None
+
+
+def common_target(runs: Iterable[Run]) -> float:
+    """Return an accuracy that every one of the runs reaches, close to the highest such."""
+    return SAFELY * min(converged_accuracy(run) for run in runs)
+
+
+def mean_time_to(runs: Sequence[Run], target: float) -> Spread | None:
+    """Return the mean over seeds of the time to an accuracy; None where a seed does not reach it."""
+    times = [time_to(run, target) for run in runs]
+    known = [time_s for time_s in times if time_s is not None]
+    return spread(known) if known and len(known) == len(times) else None
+
+
+def aggregations(run: Run) -> FloatArray:
+    """Return how often client-specific layers had been averaged at every evaluation."""
+    counts, before = [], 0
+    for block in run.blocks:
+        each = block.interval or np.inf  # never
+        counts += [before + (t - block.first_round + 1) // each for t, *_ in block.evaluations]
+        before += int(block.rounds // each)
+    return np.array(counts, dtype=np.float64)
+
+
+def epochs(run: Run) -> FloatArray:
+    """Return how often every sample had been seen at every evaluation."""
+    return run.evaluations.rounds / (run.epoch_rounds or 1)

@@ -1,0 +1,276 @@
+"""A figure of the paper as a file: the recipe behind each panel, and what a smaller scale changes of it.
+
+    extends = "cifar10.toml"                    # another file of this kind, which this one is laid over
+    figure = "Fig. 5"
+    title = "Test accuracy over training time"
+    [recipe.run]                                # a recipe, in the paper's full setting
+    policies = ["adaptsfl", "rma+rms"]
+    [panels.noniid]
+    title = "Non-IID"
+    draw = "time"
+    recipe.data.partition.kind = "shards"       # what the panel changes of it
+    [scales.laptop]
+    changes = "An eighth of the width, …"       # in words; the keys are listed by `Panel.differences`
+    seeds = 2
+    recipe.model.options.width = 0.125
+
+Files are laid over each other in the order: what the figure extends, the figure, what the panel extends, the panel;
+then, in the same order, what each says for the scale.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from adaptsfl import checks
+from adaptsfl.config import Recipe, Section, override_key, parse
+from adaptsfl.errors import InvalidInput, unknown
+
+Scale = Literal["smoke", "laptop", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+Drawing = Literal["epochs", "aggregations", "time", "converged", "sweep", "overhead"]
+
+
+class SweepPoint(Section):
+    """One point of a sweep: its place on the axis, and what the fleet has instead of what the recipe says."""
+
+    x: float
+    fleet: dict[str, Any]
+
+
+class SweepConfig(Section):
+    """The fleets of a sweep, from left to right."""
+
+    axis: str
+    points: list[SweepPoint]
+
+
+class ScaleConfig(Section):
+    """What a scale changes."""
+
+    changes: str = ""
+    seeds: int | None = None
+    sweep_points: int | None = None  # at most so many of each sweep, evenly chosen, the ends among them
+    recipe: dict[str, Any] = Field(default_factory=dict)
+
+
+class PanelConfig(Section):
+    """One picture of a figure."""
+
+    title: str
+    draw: Drawing
+    runs: str | None = None  # figure/panel, whose runs it shows
+    extends: str | None = None
+    sweep: SweepConfig | None = None
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    scales: dict[Scale, ScaleConfig] = Field(default_factory=dict)
+
+
+class StudyFile(Section):
+    """A figure, or what several figures have in common."""
+
+    extends: str | None = None
+    figure: str = ""
+    title: str = ""
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    panels: dict[str, PanelConfig] = Field(default_factory=dict)
+    scales: dict[Scale, ScaleConfig] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Fleets along an axis; `fleets[k]` is what the fleet at `xs[k]` is called in the recipe's [run.fleets]."""
+
+    axis: str
+    xs: tuple[float, ...]
+    fleets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of a figure at one scale.
+
+    Attributes:
+        figure, name: how it is called: `figure/name`.
+        runs: figure/panel whose runs it shows, its own by default; empty where it shows none.
+        recipe: of its runs, resolved.
+        differences: (key, in the paper's setting, at this scale), for every key that the scale changes.
+    """
+
+    figure: str
+    name: str
+    title: str
+    draw: Drawing
+    runs: str
+    recipe: Recipe
+    seeds: int
+    sweep: Sweep | None
+    differences: tuple[tuple[str, Any, Any], ...]
+
+    @property
+    def key(self) -> str:
+        """Return figure/panel."""
+        return f"{self.figure}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure at one scale.
+
+    Attributes:
+        name: the file's, without its ending.
+        figure: its number in the paper.
+        changes: what the scale changes, in words.
+    """
+
+    name: str
+    figure: str
+    title: str
+    scale: Scale
+    changes: tuple[str, ...]
+    panels: tuple[Panel, ...]
+
+
+def recipes_folder() -> Path:
+    """Return where the paper's recipes lie: beside this file in an installed package, else in the project."""
+    inside = Path(__file__).parent / "recipes"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes" / "paper"
+
+
+def study_names(folder: Path) -> list[str]:
+    """Return the figures that a folder has, in the order of the paper."""
+    if not folder.is_dir():
+        raise InvalidInput("recipes", f"{folder} is not a folder", "Give the folder of the figures' recipes")
+    figures = {path.stem: _read(path).figure for path in folder.glob("*.toml") if path.stem != "findings"}
+    return sorted((name for name, figure in figures.items() if figure), key=lambda name: (_number(figures[name]), name))
+
+
+def _number(figure: str) -> int:
+    digits = "".join(letter for letter in figure if letter.isdigit())
+    return int(digits) if digits else 0
+
+
+def load_studies(names: Sequence[str], scale: Scale, *, folder: Path, overrides: Sequence[str] = ()) -> list[Study]:
+    """Read figures by name, each once.
+
+    Args:
+        overrides: section.key=value for every recipe, over all that the files say.
+    """
+    known = study_names(folder)
+    for name in names:
+        if name not in known:
+            raise unknown("figure", name, known, f"Give all, or some of {', '.join(known)}")
+    return [_study(name, scale, folder, overrides) for name in known if name in names]
+
+
+def _study(name: str, scale: Scale, folder: Path, overrides: Sequence[str]) -> Study:
+    layers = list(_chain(folder, f"{name}.toml"))
+    top = layers[-1]
+    panels = {key: panel for layer in layers for key, panel in layer.panels.items()}
+    if not panels:
+        raise InvalidInput("panels", "are none", "Give at least one", source=str(folder / f"{name}.toml"))
+    words = [layer.scales[scale].changes for layer in layers if scale in layer.scales]
+    made = tuple(_panel(name, key, panel, layers, scale, folder, overrides) for key, panel in panels.items())
+    return Study(name, top.figure, top.title, scale, tuple(word for word in words if word), made)
+
+
+def _panel(
+    figure: str,
+    name: str,
+    panel: PanelConfig,
+    layers: Sequence[StudyFile],
+    scale: Scale,
+    folder: Path,
+    overrides: Sequence[str],
+) -> Panel:
+    source = f"{folder / figure}.toml, panel {name}"
+    own = [*layers, *(() if panel.extends is None else _chain(folder, panel.extends)), panel]
+    scales = [layer.scales[scale] for layer in own if scale in layer.scales]
+    printed = _laid_over([layer.recipe for layer in own])
+    scaled = _laid_over([printed, *(changed.recipe for changed in scales)])
+    for override in overrides:
+        override_key(scaled, override)
+    sweep = None if panel.sweep is None else _sweep(panel.sweep, _last(scales, "sweep_points"))
+    if panel.sweep is not None and sweep is not None:
+        kept = {_fleet_name(point.x): point.fleet for point in panel.sweep.points if point.x in sweep.xs}
+        scaled = _laid_over([scaled, {"run": {"fleets": kept}}])
+    if (sweep is None) == (panel.draw == "sweep"):
+        problem, remedy = f"is {panel.draw!r}", "Give a sweep exactly where one is drawn"
+        raise InvalidInput("draw", problem, remedy, source=source)
+    return Panel(
+        figure=figure,
+        name=name,
+        title=panel.title,
+        draw=panel.draw,
+        runs="" if panel.draw == "overhead" else panel.runs or f"{figure}/{name}",
+        recipe=parse(Recipe, {"name": f"{figure}/{name}", **scaled}, source=source),
+        seeds=checks.whole_number("seeds", _last(scales, "seeds") or 1),
+        sweep=sweep,
+        differences=tuple(_differences(printed, scaled)),
+    )
+
+
+def _sweep(config: SweepConfig, most: int | None) -> Sweep:
+    points = sorted(config.points, key=lambda point: point.x)
+    if most is not None and most < len(points):
+        steps = max(checks.whole_number("sweep_points", most, at_least=2) - 1, 1)
+        points = [points[round(k * (len(points) - 1) / steps)] for k in range(steps + 1)]
+    xs = tuple(point.x for point in points)
+    return Sweep(config.axis, xs, tuple(_fleet_name(x) for x in xs))
+
+
+def _fleet_name(x: float) -> str:
+    return f"{x:g}"
+
+
+def _last(scales: Sequence[ScaleConfig], name: str) -> Any:
+    """Return what the last of them that says anything says."""
+    said = [value for scale in scales if (value := getattr(scale, name)) is not None]
+    return said[-1] if said else None
+
+
+def _chain(folder: Path, name: str, above: tuple[str, ...] = ()) -> Iterator[StudyFile]:
+    """Give a file after those that it extends, directly or not."""
+    if name in above:
+        raise InvalidInput("extends", f"goes in a circle: {' → '.join([*above, name])}", "Take one of them out")
+    content = _read(folder / name)
+    if content.extends is not None:
+        yield from _chain(folder, content.extends, (*above, name))
+    yield content
+
+
+def _read(path: Path) -> StudyFile:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput("", f"cannot be read: {error.strerror}", "Check the path", source=str(path)) from None
+    except ValueError as error:
+        raise InvalidInput("", f"is not valid TOML: {error}", "Mend the syntax", source=str(path)) from None
+    return parse(StudyFile, content, source=str(path))
+
+
+def _laid_over(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return nested tables as one, later ones over earlier ones, key by key; lists are replaced as a whole."""
+    merged: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            old = merged.get(key)
+            under = [old] if isinstance(old, Mapping) else []
+            merged[key] = _laid_over([*under, value]) if isinstance(value, Mapping) else value
+    return merged
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Give every key whose value is not the same, with both; a fleet of a sweep is none of the scale's changes."""
+    for key in dict.fromkeys([*before, *after]):
+        old, new, name = before.get(key), after.get(key), f"{at}{key}"
+        if name == "run.fleets" or old == new:
+            continue
+        if isinstance(old, Mapping | None) and isinstance(new, Mapping | None):
+            yield from _differences(old or {}, new or {}, f"{name}.")
+        else:
+            yield name, old, new
