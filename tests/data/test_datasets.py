@@ -39,6 +39,15 @@ def test_digits_are_split_by_class_and_always_the_same() -> None:
     assert hashlib.sha256(pixels).hexdigest().startswith("b625631d6eb69f5e")
 
 
+def test_large_digits_are_the_same_digits_as_colour_images_of_cifars_size() -> None:
+    small, large = load_dataset(DataConfig(name="digits")), load_dataset(DataConfig(name="digits32"))
+    assert large.test.inputs.shape == (357, 3, 32, 32)
+    assert torch.equal(large.train.labels, small.train.labels)
+    for channel in range(3):
+        assert torch.equal(large.test.inputs[:, channel, 1::4, 2::4], small.test.inputs[:, 0])
+    assert large.normalisation.mean == 3 * small.normalisation.mean
+
+
 def test_digits_normalise_to_mean_zero_and_deviation_one() -> None:
     mean, std = normalised_moments(load_dataset(DataConfig()))
     assert mean.abs().max() < 1e-3
@@ -261,7 +270,7 @@ def test_without_files_and_hub_the_message_says_how_to_get_the_data(tmp_path, mo
     ("config", "message"),
     [
         ({"name": "cifar"}, "data.name: 'cifar' is unknown. Did you mean 'cifar10'.*:factory"),
-        ({"name": "zzz"}, "data.name: 'zzz' is unknown. Give one of digits, cifar10, cifar100, images"),
+        ({"name": "zzz"}, "data.name: 'zzz' is unknown. Give one of digits, digits32, cifar10, cifar100, images"),
         ({"path": "/x"}, "data.path: is '/x', but digits reads no files"),
         ({"options": {"a": 1}}, "data.options: is given, but digits takes none"),
         ({"mean": [0.5]}, "data.std: has 0 entries, and data.mean 1"),

@@ -168,8 +168,8 @@ class Experiment:
         """Return the world of a job; jobs with the same seed and fleet share it."""
         key = (job.seed, job.fleet)
         if key not in self._worlds:
-            self._worlds.clear()  # one at a time in memory
-            self._worlds[key] = make_world(self._recipe_for(job.fleet), job.seed)
+            alike = next((world for (seed, _), world in self._worlds.items() if seed == job.seed), None)
+            self._worlds = {key: make_world(self._recipe_for(job.fleet), job.seed, alike)}  # one at a time in memory
         return self._worlds[key]
 
     def _recipe_for(self, fleet: str) -> Recipe:

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -15,13 +15,13 @@ from torch.nn import functional
 
 import adaptsfl
 from adaptsfl import checks
-from adaptsfl.config import DataConfig, Recipe, RunConfig, TrainingConfig
+from adaptsfl.config import DataConfig, ModelConfig, Recipe, RunConfig, TrainingConfig
 from adaptsfl.costs import CutCosts
 from adaptsfl.data import PreparedData, evaluation_batches, prepare
 from adaptsfl.data.samples import Samples
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
-from adaptsfl.loading import costs_of, inside, model_costs, split_model
+from adaptsfl.loading import Optimizer, costs_of, inside, model_costs, split_model
 from adaptsfl.models import SplitModel
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.settings import Batch
@@ -134,8 +134,12 @@ def _fingerprint(values: Tensor) -> str:
     return sha256(flat.numpy().tobytes()).hexdigest()[:16]
 
 
-def make_world(recipe: Recipe, seed: int) -> World:
-    """Build everything that a recipe names, with every check that can be made before training starts."""
+def make_world(recipe: Recipe, seed: int, like: World | None = None) -> World:
+    """Build everything that a recipe names, with every check that can be made before training starts.
+
+    Args:
+        like: a world of the same seed whose recipe differs in its fleet at most; model and data are then shared.
+    """
     recipe = seeded(recipe, seed)
     run = recipe.run or RunConfig()
     check_run(run)
@@ -144,13 +148,16 @@ def make_world(recipe: Recipe, seed: int) -> World:
         resources = resources_from(recipe.fleet)
     with inside("fleet.noise"):
         noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
+    if like is not None and like.devices == resources.at(0).size:
+        kept = {"run": like.recipe.run, "data": like.recipe.data}
+        return replace(like, recipe=recipe.model_copy(update=kept), resources=resources, noise=noise)
     _check_training(recipe.training)
     torch.manual_seed(seed)
     model, example = split_model(recipe.model, to_train=True)
     if recipe.model.charged_as is None:
         costs = costs_of(model, example, recipe.model, recipe.training.batch_size, recipe.training.optimizer)
     else:
-        costs = model_costs(recipe.model, recipe.training.batch_size, recipe.training.optimizer)
+        costs = _charged(recipe.model.model_dump_json(), recipe.training.batch_size, recipe.training.optimizer)
         _check_layers(model.layers, costs.layers)
     devices = resources.at(0).size
     data = prepare(
@@ -163,6 +170,12 @@ def make_world(recipe: Recipe, seed: int) -> World:
     check_inputs(example, data)
     recipe = recipe.model_copy(update={"run": run, "data": data_config})
     return World(recipe, seed, model, costs, data, resources, noise)
+
+
+@lru_cache(maxsize=4)
+def _charged(model: str, batch_size: int, optimizer: Optimizer) -> CutCosts:
+    """Return the costs of the model that is charged for another; every world of a sweep asks for the same."""
+    return model_costs(ModelConfig.model_validate_json(model), batch_size, optimizer)
 
 
 def _check_layers(learning: int, charged: int) -> None:
