@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from simulation.tiny import recipe, world
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.simulation.world import make_world
+from simulation.tiny import recipe, world
 
 
 def test_a_narrow_model_learns_while_the_printed_one_is_charged():
