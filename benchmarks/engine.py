@@ -180,12 +180,12 @@ def averaging_s(model: SplitModel, deepest: int, devices: int) -> float:
     return min(times)
 
 
-def measuring_s(model: SplitModel, deepest: int, devices: int, batches: list[Batch]) -> float:
+def measuring_s(model: SplitModel, deepest: int, devices: int, batches: list[Batch], repeats: int) -> float:
     """Return the seconds in which the drift of all copies is measured."""
     engine = Engine(model, TrainingPlan((deepest,) * devices, None), OptimizerSettings("sgd", LEARNING_RATE))
     engine.round(batches)
     times = []
-    for _ in range(3):
+    for _ in range(repeats):
         started = time.process_time()
         measure_drift(engine, batches)
         times.append(time.process_time() - started)
@@ -207,7 +207,7 @@ def measure(model: str, deepest: int, devices: int, repeats: int, with_memory: b
     row: dict[str, Any] = {"model": model, "deepest": deepest, "devices": devices, "repeats": repeats}
     row["seconds"] = {name: min(values) for name, values in times.items()}
     row["averaging_s"] = averaging_s(made, deepest, devices)
-    row["measuring_s"] = measuring_s(made, deepest, devices, batches)
+    row["measuring_s"] = measuring_s(made, deepest, devices, batches, min(repeats, 3))
     if with_memory:
         row["memory_mib"] = {name: memory(name, model, deepest, devices) for name in WAYS if name != "engine, I = 1"}
     return row
