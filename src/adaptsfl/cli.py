@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import tomllib
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from adaptsfl import __version__, planner
 from adaptsfl.config import ModelConfig, load_fleet, load_recipe
-from adaptsfl.errors import AdaptSFLError, InfeasiblePlan, InvalidInput
+from adaptsfl.errors import InfeasiblePlan, InvalidInput, message_of
 from adaptsfl.loading import load_problem, model_costs
 from adaptsfl.report import cut_report, plan_report
 from adaptsfl.report.figures import write_figures
@@ -72,7 +71,7 @@ def plan(
             _plan_file(file, solvers, time_limit, as_json=as_json, details=details)
         except Exception as error:
             failed = True
-            message = _message(error)
+            message = message_of(error)
             message = message if str(file) in message else f"{file}: {message}"
             _complain(message)
             if as_json:
@@ -117,7 +116,7 @@ def profile(
         if plot is not None:
             cut_report.plot_cuts(costs, plot, title=model)
     except Exception as error:
-        _complain(_message(error))
+        _complain(message_of(error))
         raise typer.Exit(1) from None
     if as_json:
         _print_json(cut_report.cut_data(costs))
@@ -146,31 +145,45 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(help="Where runs go (default: runs/ and the recipe's name).", metavar="FOLDER")
     ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", help="How many runs at once, each in a process of its own.", min=1)
+    ] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Train by one or more policies over a simulated fleet; stopped, the same command goes on where it was."""
     with _explaining(recipe):
         _need_torch()
         from adaptsfl.report.progress import Progress  # noqa: PLC0415 (imports torch)
-        from adaptsfl.simulation.experiment import Experiment  # noqa: PLC0415
+        from adaptsfl.report.side_progress import SideProgress  # noqa: PLC0415
+        from adaptsfl.simulation.experiment import Experiment, Job  # noqa: PLC0415
+        from adaptsfl.simulation.side_by_side import execute_side_by_side  # noqa: PLC0415
 
         content = load_recipe(recipe, override or ())
         folder = out or Path("runs") / _folder_name(content.name or recipe.stem)
         names = [name.strip() for name in policies.split(",")] if policies is not None else []
         experiment = Experiment(content, folder, policies=names, seeds=seeds)
-        progress = Progress(Console(stderr=True, emoji=False), experiment.jobs, quiet=quiet)
+        console = Console(stderr=True, emoji=False)
+        failures: list[tuple[Job, Exception]]
         try:
-            with progress.watching() as watcher:
-                runs = experiment.execute(watcher)
+            if jobs == 1:
+                progress = Progress(console, experiment.jobs, quiet=quiet)
+                with progress.watching() as watcher:
+                    runs = experiment.execute(watcher)
+                failures = progress.failures
+            else:
+                beside = SideProgress(console, [experiment], quiet=quiet)
+                with beside.watching() as side_watcher:
+                    (runs,) = execute_side_by_side([experiment], jobs, side_watcher)
+                failures = [(task.job, error) for task, error in beside.failures]
         except KeyboardInterrupt:
             _say(f"stopped. What was done is in {folder}; the same command goes on from there.")
             raise typer.Exit(130) from None
-        for job, error in progress.failures:
-            _complain(f"{folder / job.folder_name}: {_message(error)}")
+        for job, error in failures:
+            _complain(f"{folder / job.folder_name}: {message_of(error)}")
         runs = [run for run in runs if run.blocks]
         if runs:
             _close(runs, folder / "report.html")
-    if progress.failures:
+    if failures:
         raise typer.Exit(1)
 
 
@@ -260,12 +273,6 @@ def _console() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
 
 
-def _bug(error: Exception) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(where.filename).name}, line {where.lineno}"
-    return f"internal error in {place}: {type(error).__name__}: {error}. This is a bug; please report it with the file"
-
-
 @contextmanager
 def _explaining(file: Path | None = None) -> Iterator[None]:
     """Print what went wrong, with the file that it is about, and end with 1."""
@@ -274,14 +281,10 @@ def _explaining(file: Path | None = None) -> Iterator[None]:
     except (typer.Exit, KeyboardInterrupt):
         raise
     except Exception as error:
-        message = _message(error)
+        message = message_of(error)
         named = file is None or str(file) in message or not isinstance(error, InvalidInput) or error.source
         _complain(message if named else f"{file}: {message}")
         raise typer.Exit(1) from None
-
-
-def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, AdaptSFLError) else _bug(error)
 
 
 def _say(message: str) -> None:

@@ -5,11 +5,14 @@ AdaptSFLError
 ├── InfeasiblePlan    the problem is well-formed, but no plan reaches its target
 ├── SolverError       a solver cannot take this problem, or failed on it
 ├── TrainingDiverged  the loss is no number any more, or far above where it began
-└── NotWritten        a file that could not be written: a full disk, no permission
+├── NotWritten        a file that could not be written: a full disk, no permission
+└── RunFailed         a run failed in a process of its own; says what went wrong there
 """
 
 import difflib
+import traceback
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 
@@ -61,6 +64,14 @@ class NotWritten(AdaptSFLError):
     """A file could not be written; the message says why, and that an older one is still there."""
 
 
+class RunFailed(AdaptSFLError):
+    """A run failed in another process: the message is that of the error there, `kind` the name of its class."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
 def unknown(field: str, name: str, known: Collection[str], remedy: str) -> InvalidInput:
     """Return the error for a name that is not among the known ones, with the nearest of them."""
     near = difflib.get_close_matches(name, known, n=1)
@@ -72,3 +83,17 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def message_of(error: Exception) -> str:
+    """Return what to tell people: our errors explain themselves, anything else is a bug, with the place of it."""
+    if isinstance(error, AdaptSFLError):
+        return str(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}, line {where.lineno}"
+    return f"internal error in {place}: {type(error).__name__}: {error}. This is a bug; please report it with the file"
+
+
+def kind_of(error: Exception) -> str:
+    """Return the name of an error's class, in whichever process it was raised."""
+    return error.kind if isinstance(error, RunFailed) else type(error).__name__

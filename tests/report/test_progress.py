@@ -8,9 +8,10 @@ from rich.console import Console
 
 from adaptsfl.config import RunConfig
 from adaptsfl.latency import PHASES
-from adaptsfl.report.progress import Progress, rough, rounds_planned, span
+from adaptsfl.report.progress import Progress, rough, span
 from adaptsfl.simulation.experiment import Job
 from adaptsfl.simulation.record import Block
+from adaptsfl.simulation.run import rounds_planned
 
 JOBS = [Job("adaptsfl", 0), Job("rma+rms", 0, "slow [x]")]
 

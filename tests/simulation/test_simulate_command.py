@@ -181,6 +181,28 @@ def test_a_run_that_fails_does_not_lose_the_others(recipe, monkeypatch):
     assert [run.status for run in find_runs(["runs/small-run"])] == ["done", "done"]
 
 
+def test_runs_side_by_side_are_the_same_runs(recipe):
+    answer = call("simulate", recipe, "--out", "alone")
+    beside = call("simulate", recipe, "--out", "beside", "--jobs", "2")
+    assert beside.exit_code == 0, beside.output
+    assert records(Path("beside")) == records(Path("alone"))
+    assert beside.stdout.replace("beside", "alone") == answer.stdout
+    lines = [line for line in beside.stderr.splitlines() if line.startswith("[")]  # else how far it was after 10 s
+    assert [line.split()[0] for line in lines] == ["[1/2]", "[2/2]"]
+    assert {line.split(":")[0].split()[1] for line in lines} == {"fixed,", "rma+rms,"}
+
+
+def test_a_run_that_fails_beside_others_is_explained(recipe):
+    broken = ["--set", "run.options.fixed.cut=99", "--jobs", "2"]
+    answer = call("simulate", recipe, *broken)
+    assert answer.exit_code == 1
+    done, failed = sorted(find_runs(["runs/small-run"]), key=lambda run: run.status)
+    assert (done.status, failed.status) == ("done", "failed")
+    assert "fixed, seed 0: failed, InvalidInput" in answer.stderr
+    assert f"error: {failed.folder}: policy.cut[0]: is 99. Give" in answer.stderr
+    assert "report: " in answer.stdout
+
+
 @pytest.mark.parametrize(
     ("decides", "message"),
     [
@@ -240,6 +262,32 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(recipe, uninterrupted, s
         assert process.returncode == 130
         assert complaint == "stopped. What was done is in runs/small-run; the same command goes on from there.\n"
         assert json.loads((record.parent / RUN).read_text())["status"] == "stopped"
+    answer = call("simulate", recipe, *LONG)
+    assert answer.exit_code == 0, answer.output
+    assert records(Path("runs/small-run")) == uninterrupted
+
+
+@pytest.mark.parametrize("stop", ["Ctrl-C", "the caller is killed"])
+def test_runs_side_by_side_that_were_stopped_go_on_to_the_same_end(recipe, uninterrupted, stop):
+    """Ctrl-C reaches the whole group of processes. Those whose caller is killed stop by themselves, soon after."""
+    command = [sys.executable, "-c", "from adaptsfl.cli import main; main()", "simulate", recipe, *LONG, "--jobs", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(adaptsfl.__file__).parents[1])}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    files = [Path("runs/small-run") / f"{policy}-seed0" / RECORD for policy in ("adaptsfl", "dama+rms")]
+    while process.poll() is None and not all(file.exists() and file.read_bytes().count(b"\n") >= 2 for file in files):
+        time.sleep(0.005)
+    if stop == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.kill()
+    printed, complaint = process.communicate(timeout=60)  # until nobody is left who could write
+    assert printed == ""
+    if stop == "Ctrl-C":
+        assert process.returncode == 130
+        assert complaint == "stopped. What was done is in runs/small-run; the same command goes on from there.\n"
+    assert [json.loads((file.parent / RUN).read_text())["status"] for file in files] == ["stopped", "stopped"]
     answer = call("simulate", recipe, *LONG)
     assert answer.exit_code == 0, answer.output
     assert records(Path("runs/small-run")) == uninterrupted

@@ -1,5 +1,7 @@
 """What is learned is trained once: steps are looked up, trained on from checkpoints, and never mixed up."""
 
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.simulation.trajectory import Step, Store, Trajectory
 from adaptsfl.simulation.world import World
 from adaptsfl.training import Engine
+from simulation.beside import LONG, add_steps, learned
 from simulation.tiny import world
 
 STEPS = [
@@ -280,3 +283,71 @@ def test_a_line_that_was_changed_is_not_believed(tmp_path: Path, here: World) ->
     assert list(Store(file).steps.values()) == [learned]
     file.write_text(file.read_text().replace('"losses": [', '"losses": [1'))
     assert Store(file).steps == {}
+
+
+def test_processes_may_add_to_one_file_at_the_same_time(tmp_path: Path) -> None:
+    """Lines of more than 8 kB, which a buffered file would write in pieces."""
+    file, context = tmp_path / "new" / "steps.jsonl", multiprocessing.get_context("spawn")
+    together = context.Barrier(3)
+    processes = [context.Process(target=add_steps, args=(file, name, 50, together)) for name in "abc"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    lines = [line for line in file.read_bytes().splitlines() if line]
+    assert len(lines) == 150
+    assert all(len(line) > 8192 for line in lines)
+    assert Store(file).steps == {f"{name} {k}": learned(k) for name in "abc" for k in range(50)}
+
+
+def test_a_step_is_appended_by_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    original = os.write
+
+    def write(handle: int, content: bytes) -> int:
+        written.append(len(content))
+        return original(handle, content)
+
+    monkeypatch.setattr(os, "write", write)
+    Store(tmp_path / "steps.jsonl").add("a", learned(1))
+    assert written == [(tmp_path / "steps.jsonl").stat().st_size]
+
+
+def test_a_full_disk_is_an_error_and_costs_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, original = Store(tmp_path / "steps.jsonl"), os.write
+    store.add("a", learned(1))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda handle, content: original(handle, content[:100]))
+        with pytest.raises(OSError, match="No space left"):
+            store.add("b", learned(2))
+    store.add("c", learned(3))
+    assert Store(tmp_path / "steps.jsonl").steps == {"a": learned(1), "c": learned(3)}
+
+
+def test_steps_that_others_add_are_found(tmp_path: Path) -> None:
+    """Also one that is read in the middle of being written, and those after a line that was torn for good."""
+    file = tmp_path / "steps.jsonl"
+    ours, theirs = Store(file), Store(file)
+    assert ours.find("a") is None
+    theirs.add("a", learned(1))
+    assert ours.find("a") == learned(1)
+    theirs.add("b", learned(2))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-LONG])
+    assert ours.find("b") is None
+    file.write_bytes(whole)
+    assert ours.find("b") == learned(2)
+    file.write_bytes(whole + b'{"key": "c", "lear')
+    ours.add("d", learned(4))
+    theirs.add("e", learned(5))
+    assert [ours.find(key) for key in "abcde"] == [learned(1), learned(2), None, learned(4), learned(5)]
+    assert Store(file).steps.keys() == set("abde")
+
+
+def test_a_step_that_another_process_took_is_not_trained(here: World, tmp_path: Path, trained: list[int]) -> None:
+    file = tmp_path / "steps.jsonl"
+    first, second = (Trajectory(here, "engine", Store(file)) for _ in range(2))
+    expected = learned_by(first)
+    trained.clear()
+    assert learned_by(second) == expected
+    assert trained == []

@@ -16,6 +16,7 @@ from adaptsfl.report.summary import percent
 from adaptsfl.simulation.experiment import Job, Watcher
 from adaptsfl.simulation.folder import Run
 from adaptsfl.simulation.record import Block
+from adaptsfl.simulation.run import rounds_planned
 from adaptsfl.simulation.world import World
 
 QUIET_S = 10.0  # between two lines where there is no terminal
@@ -83,8 +84,7 @@ class Progress:
 
     def _ends(self, job: Job, run: Run) -> None:
         self._number, self._job = self.jobs.index(job) + 1, None
-        reached = "not evaluated" if run.final_accuracy is None else f"accuracy {percent(run.final_accuracy)}"
-        self._tell(f"{self._name(job)}: done, {run.rounds:,} rounds, virtual {seconds(run.time_s)}, {reached}")
+        self._tell(f"{self._name(job)}: {outcome(run)}")
 
     def _fails(self, job: Job, error: Exception) -> None:
         self.failures.append((job, error))
@@ -147,12 +147,10 @@ class Progress:
         return Group(head, Text(self.state()))
 
 
-def rounds_planned(run: RunConfig, batch_size: int) -> int | None:
-    """Return after how many rounds a run ends at the latest; None if rounds do not end it."""
-    limits = [] if run.rounds is None else [run.rounds]
-    if run.samples is not None:
-        limits.append(-(-run.samples // batch_size))
-    return min(limits, default=None)
+def outcome(run: Run) -> str:
+    """Return what came of a run that is done, in words."""
+    reached = "not evaluated" if run.final_accuracy is None else f"accuracy {percent(run.final_accuracy)}"
+    return f"done, {run.rounds:,} rounds, virtual {seconds(run.time_s)}, {reached}"
 
 
 def span(cuts: Sequence[int]) -> str:

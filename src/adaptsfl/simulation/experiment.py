@@ -89,12 +89,24 @@ class Experiment:
     Args:
         policies: their names; those of the recipe if not given. Options come from the recipe's [run.options].
         seeds: how many, from the recipe's own seed on.
+        trajectories: where what was learned is kept; several experiments may share it. By default in `folder`.
+        keep_models: whether to write trained models. Without them, a run whose every step was looked up trains nothing.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, *, policies: Sequence[str] = (), seeds: int = 1) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        policies: Sequence[str] = (),
+        seeds: int = 1,
+        trajectories: Path | None = None,
+        keep_models: bool = True,
+    ) -> None:
         run = recipe.run or RunConfig()
         self.recipe = recipe.model_copy(update={"run": run})
-        self.folder = folder
+        self.folder, self.keep_models = folder, keep_models
+        self.trajectories = folder / TRAJECTORIES if trajectories is None else trajectories
         checks.whole_number("seeds", seeds)
         names = list(policies) or run.policies
         if not names or len(set(names)) < len(names):
@@ -118,28 +130,56 @@ class Experiment:
         with inside("run"):
             return make_policy(name.partition("@")[0], **self.recipe.run.options.get(name, {}))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs; worlds and steps it makes and reads for itself."""
+        return {**self.__dict__, "_worlds": {}, "_stores": {}}
+
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
         """Do every run that is not done yet; return all that there are, in order."""
         watcher = watcher or Watcher()
-        if not (self.folder / RECIPE).exists():
-            self.world(self.jobs[0])  # a recipe that cannot run claims no folder
-        with _writing(self.folder):
-            self._claim()
-        return [run for job in self.jobs if (run := self._attempt(job, watcher)) is not None]
+        self.check()
+        self.claim()
+        return [run for job in self.jobs if (run := self.attempt(job, watcher)) is not None]
 
-    def _attempt(self, job: Job, watcher: Watcher) -> Run | None:
+    def check(self) -> None:
+        """Refuse a recipe that cannot run, before it claims a folder; one that claimed its folder could run."""
+        if not (self.folder / RECIPE).exists():
+            self.world(self.jobs[0])
+
+    def attempt(self, job: Job, watcher: Watcher) -> Run | None:
         """Do one run; if it fails and the watcher lets the others go on, return what there is of it."""
-        folder = self.folder / job.folder_name
         try:
-            run = self._run(job, folder, watcher)
+            run = self._run(job, self.folder / job.folder_name, watcher)
         except Exception as error:
             watcher.fails(job, error)
-            return _readable(folder)
+            return self.remains(job)
         watcher.ends(job, run)
         return run
 
-    def _claim(self) -> None:
+    def found(self, job: Job) -> Run | None:
+        """Return what there is of a run; none where its files are damaged, as doing it again gives the same ones."""
+        folder = self.folder / job.folder_name
+        if not (folder / RUN).exists():
+            return None
+        try:
+            return read_run(folder)
+        except InvalidInput as error:
+            if error.field == "format":  # another version's: not ours to write over
+                raise
+            return None
+
+    def remains(self, job: Job) -> Run | None:
+        """Return what there is of a run that failed, whoever wrote it; none where that cannot be read."""
+        with suppress(InvalidInput):
+            return self.found(job)
+        return None
+
+    def claim(self) -> None:
         """Write down whose folder this is, or refuse one that holds another experiment."""
+        with _writing(self.folder):
+            self._claim()
+
+    def _claim(self) -> None:
         file = self.folder / RECIPE
         self.folder.mkdir(parents=True, exist_ok=True)
         mine = plain(self.recipe.model_dump(mode="json", exclude={"run": {"policies"}}))
@@ -160,9 +200,16 @@ class Experiment:
         replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
 
     def _holds_something(self) -> bool:
-        """Whether anything was learned or recorded here: a mistake that stops every run leaves nothing to keep."""
+        """Whether anything was learned or recorded here: a mistake that stops every run leaves nothing to keep.
+
+        What experiments share lies elsewhere, by names that tell recipes apart, and does not count.
+        """
         files = [*self.folder.glob(f"{TRAJECTORIES}/*"), *self.folder.glob(f"*/{RECORD}")]
         return any(file.stat().st_size for file in files)
+
+    def forget_worlds(self) -> None:
+        """Free the memory that models and data take; the next run makes them anew."""
+        self._worlds.clear()
 
     def world(self, job: Job) -> World:
         """Return the world of a job; jobs with the same seed and fleet share it."""
@@ -197,11 +244,11 @@ class Experiment:
     def _store(self, world: World) -> Store:
         name = world.learning_identity
         if name not in self._stores:
-            self._stores[name] = Store(self.folder / TRAJECTORIES / f"{name}.jsonl")
+            self._stores[name] = Store(self.trajectories / f"{name}.jsonl")
         return self._stores[name]
 
     def _run(self, job: Job, folder: Path, watcher: Watcher) -> Run:
-        found = _readable(folder)
+        found = self.found(job)
         if found is not None and found.whole:
             return found
         world = self.world(job)
@@ -229,7 +276,8 @@ class Experiment:
                     for block in simulation:
                         append_block(record, block)
                         watcher.on_block(block)
-                self._write_model(folder, trajectory)
+                if self.keep_models:
+                    self._write_model(folder, trajectory)
                 how = {"status": "done", "ended_by": simulation.ended_by, "rounds": trajectory.round}
             except KeyboardInterrupt:
                 how = {"status": "stopped"}
@@ -241,7 +289,7 @@ class Experiment:
                 raise
             finally:
                 write_run(folder, {**info, **how, "wall_s": time.monotonic() - started})
-            remove_checkpoint(folder)  # the model is written
+            remove_checkpoint(folder)  # nothing is left to train
         return read_run(folder)
 
     def _write_model(self, folder: Path, trajectory: Trajectory) -> None:
@@ -259,18 +307,6 @@ class Experiment:
                 remedy = "Lower the learning rate, or use a model with normalisation"
                 raise TrainingDiverged(f"round {trajectory.round}: {name} has weights that are not finite. {remedy}.")
         replace_file(folder / MODEL, lambda path: write_tensors(path, state, about))
-
-
-def _readable(folder: Path) -> Run | None:
-    """Return what there is of a run; none where its files are damaged, as doing it again gives the same ones."""
-    if not (folder / RUN).exists():
-        return None
-    try:
-        return read_run(folder)
-    except InvalidInput as error:
-        if error.field == "format":  # another version's: not ours to write over
-            raise
-        return None
 
 
 def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:

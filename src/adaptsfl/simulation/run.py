@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from adaptsfl.checks import short
+from adaptsfl.config import RunConfig
 from adaptsfl.costs import CutCosts
 from adaptsfl.errors import AdaptSFLError, InvalidInput, first_line
 from adaptsfl.fleet import RATES, Fleet
@@ -109,6 +110,14 @@ class Clock:
 def plan_of(step: Step) -> TrainingPlan:
     """Return the plan of a step as far as averaging is concerned, which L_c and the intervals decide."""
     return TrainingPlan((step.deepest,), step.interval, dict(step.layer_intervals))
+
+
+def rounds_planned(run: RunConfig, batch_size: int) -> int | None:
+    """Return after how many rounds a run ends at the latest; None if rounds do not end it."""
+    limits = [] if run.rounds is None else [run.rounds]
+    if run.samples is not None:
+        limits.append(-(-run.samples // batch_size))
+    return min(limits, default=None)
 
 
 def decided(policy: Policy, seen: Observation) -> Decision:
@@ -256,11 +265,8 @@ class Simulation:
         )
 
     def _rounds_left(self, rounds: int) -> int | None:
-        run = self.world.run
-        limits = [run.rounds] if run.rounds is not None else []
-        if run.samples is not None:
-            limits.append(-(-run.samples // self.world.batch_size))
-        return min(limits) - rounds if limits else None
+        planned = rounds_planned(self.world.run, self.world.batch_size)
+        return None if planned is None else planned - rounds
 
     def _learn(self, learned: Learned, step: Step, rounds: int) -> None:
         self.beliefs.learn(learned)

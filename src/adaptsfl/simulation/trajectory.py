@@ -5,7 +5,9 @@ clock. So a run asks for one step of its schedule after another, each named by a
 was taken before, in this run before it was interrupted, or under another fleet, is not trained again.
 """
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -75,32 +77,61 @@ class Learned:
 
 
 class Store:
-    """Steps that were taken, by name, in a file that any number of runs may add to."""
+    """Steps that were taken, by name, in a file that any number of runs may add to, in any number of processes.
+
+    Attributes:
+        steps: those that this process knows of; `find` also sees what others have added since.
+    """
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
         self.steps: dict[str, Learned] = {}
-        self._torn = False  # whether the file ends within a line
-        if file is not None and file.exists():
-            lines = file.read_bytes().split(b"\n")
-            self._torn = bool(lines[-1])
-            for line in lines:
-                try:
-                    entry = json.loads(line)
-                    if entry["check"] == _check(entry["key"], entry["learned"]):
-                        self.steps[entry["key"]] = _from_data(entry["learned"])
-                except (ValueError, KeyError, TypeError):
-                    continue  # torn by a crash while it was written, or damaged since: taken again
+        self._read_bytes = 0  # of the file: whole lines
+        self._read_on()
+
+    def find(self, key: str) -> Learned | None:
+        """Return a step that was taken, by whomever; None if nobody did."""
+        if key not in self.steps:
+            self._read_on()
+        return self.steps.get(key)
 
     def add(self, key: str, learned: Learned) -> None:
         """Keep a step, in memory and in the file."""
         self.steps[key] = learned
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a") as file:
-                start, self._torn = "\n" if self._torn else "", False
-                data = _to_data(learned)
-                file.write(start + json.dumps({"key": key, "learned": data, "check": _check(key, data)}) + "\n")
+            data = _to_data(learned)
+            _append_line(self.file, json.dumps({"key": key, "learned": data, "check": _check(key, data)}))
+
+    def _read_on(self) -> None:
+        """Read what was added to the file since it was last read."""
+        if self.file is None or not self.file.exists():
+            return
+        with self.file.open("rb") as file:
+            file.seek(self._read_bytes)
+            lines = file.read().split(b"\n")
+        self._read_bytes += sum(len(line) + 1 for line in lines[:-1])  # the last one may be in the making
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                if entry["check"] == _check(entry["key"], entry["learned"]):
+                    self.steps.setdefault(entry["key"], _from_data(entry["learned"]))
+            except (ValueError, KeyError, TypeError):
+                continue  # torn by a crash while it was written, or damaged since: taken again
+
+
+def _append_line(place: Path, line: str) -> None:
+    """Append by one single write, so that lines of several processes do not mix."""
+    handle = os.open(place, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        # The end of the last line was never written. Or it is being written right now: an empty line does no harm.
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        content = (("\n" if torn else "") + line + "\n").encode()
+        if os.write(handle, content) < len(content):  # whoever reads it takes this step again
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
+    finally:
+        os.close(handle)
 
 
 class Trajectory:
@@ -137,7 +168,7 @@ class Trajectory:
     def advance(self, step: Step) -> Learned:
         """Go one step further."""
         key = sha256(f"{self.key} {json.dumps(asdict(step))}".encode()).hexdigest()[:32]
-        known = self.store.steps.get(key)
+        known = self.store.find(key)
         if known is None:
             self._catch_up()
             known = self._train(step)

@@ -1,0 +1,53 @@
+"""What tests let other processes do: policies that wait, or end their process, and steps added to one file."""
+
+import os
+import signal
+import time
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from adaptsfl.policies import Decision, Observation
+from adaptsfl.policies.fixed import Fixed
+from adaptsfl.simulation.trajectory import Learned, Store
+
+
+class Held(Fixed):
+    """Waits before its third block for as long as a file exists."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(interval=2, cut=2)
+        self.file = Path(file)
+
+    def decide(self, seen: Observation) -> Decision:
+        while seen.block == 2 and self.file.exists():
+            time.sleep(0.01)
+        return super().decide(seen)
+
+
+class Deadly(Fixed):
+    """Ends its process before its second block, if a file exists; once, as the file goes with it."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(interval=2, cut=2)
+        self.file = Path(file)
+
+    def decide(self, seen: Observation) -> Decision:
+        if seen.block == 1 and self.file.exists():
+            self.file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().decide(seen)
+
+
+LONG = 1500  # losses: a line of more than 8 kB
+
+
+def learned(k: int) -> Learned:
+    return Learned(tuple(k + t / 7 for t in range(LONG)), ())
+
+
+def add_steps(file: Path, name: str, count: int, together: Barrier) -> None:
+    """Add `count` steps, all processes at the same time."""
+    store = Store(file)
+    together.wait(60)
+    for k in range(count):
+        store.add(f"{name} {k}", learned(k))
