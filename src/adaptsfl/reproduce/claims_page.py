@@ -145,7 +145,7 @@ def _tried_at(row: ClaimRow, evidence: Evidence) -> str:
         return "–"
     seeds = _seed_count(evidence, row.figure)
     scale = evidence.studies[0].scale
-    return scale if not seeds else f"{scale}, {seeds} seed{'s' if seeds > 1 else ''}"
+    return scale if not (seeds and row.trained) else f"{scale}, {seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def _cell(text: str) -> str:
@@ -173,10 +173,10 @@ Times are virtual seconds: what the paper's devices and links would take.
   against the claim.
 - The paper calls a run converged when accuracy rises by less than 0.02 % over 5 rounds. Test accuracy jumps by more
   than that from one evaluation to the next, so times are compared to one accuracy instead. Where a figure shows a run's
-  own converged time, it is when it first comes within {1 - NEARLY:.0%} of its converged accuracy.
+  own converged time, it is when it first comes within {100 * (1 - NEARLY):.0f} % of its converged accuracy.
 - **Noise**: accuracies within {POINTS:g} point, or within the seeds' spread, are equal; so are times within
-  {TIMES:.0%}, or within the seeds' spread. Sooner, longer, higher and lower mean by more than that, unless a criterion
-  says that equal counts. Printed numbers are compared with the mean as it is.
+  {100 * TIMES:.0f} %, or within the seeds' spread. Sooner, longer, higher and lower mean by more than that, unless a
+  criterion says that equal counts. Printed numbers are compared with the mean as it is.
 - **±** is the standard deviation over seeds, of the comparison made seed by seed; none is given for one seed alone.
 - **Several comparisons**: a claim holds if all of them do, and in part if the scores make at least half of what they
   could: 1 for one that is as claimed, half where a criterion says so. Where panels are missing it holds in part at

@@ -145,11 +145,6 @@ def longer(ratio: Number) -> bool:
     return ratio.reaches(1 + TIMES) and ratio.mean > 1 + (ratio.spread or 0.0)
 
 
-def sooner(first: Seeds, second: Seeds) -> bool:
-    """Whether the first is known to reach the common accuracy sooner, by more than noise."""
-    return longer(slowdown(second, first))
-
-
 def mean_seconds(runs: Seeds, target: float) -> Number:
     """Return the virtual seconds to an accuracy; at least those of the whole run where it never gets there."""
     times = [time_to(run, target) for run in runs.values()]
@@ -169,17 +164,18 @@ def falling_accuracy(series: Sequence[Seeds]) -> float:
     Half if it falls from the first to the last but rises between, 0 if it does not fall.
     """
     rises = any(less_accurate(before, after) for before, after in pairwise(series))
-    return _trend(ends=less_accurate(series[-1], series[0]), against=rises)
+    return trend(ends=less_accurate(series[-1], series[0]), against=rises)
 
 
 def rising_time(series: Sequence[Seeds]) -> float:
     """Return the same for times to a common accuracy that rise."""
     target = target_of(*series)
     falls = any(longer(time_ratio(before, after, target)) for before, after in pairwise(series))
-    return _trend(ends=longer(time_ratio(series[-1], series[0], target)), against=falls)
+    return trend(ends=longer(time_ratio(series[-1], series[0], target)), against=falls)
 
 
-def _trend(*, ends: bool, against: bool) -> float:
+def trend(*, ends: bool, against: bool) -> float:
+    """Return the score of a trend: whether the ends show it, and whether some step goes against it."""
     return 0.0 if not ends else 0.5 if against else 1.0
 
 

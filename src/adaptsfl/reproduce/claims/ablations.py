@@ -4,7 +4,6 @@ from adaptsfl.report.series import OURS
 from adaptsfl.reproduce.claims.claim import (
     CUTS,
     HALF,
-    TIME,
     Claims,
     Judged,
     all_of,
@@ -77,7 +76,7 @@ def adaptive_interval_over_every_round(evidence: Evidence) -> Judged:
 
     def one(key: str) -> Tried:
         ratio = slowdown(seeds_of(evidence, key, "sfl"), seeds_of(evidence, key, OURS))
-        return Tried(f"{TIME} {ratio}", [printed(ratio, numbers[key], direction=1 + TIMES)])
+        return Tried(f"time {ratio}", [printed(ratio, numbers[key], direction=1 + TIMES)])
 
     return over_panels(INTERVAL, one)
 
@@ -113,7 +112,7 @@ def deeper_is_slower(evidence: Evidence) -> Judged:
         runs = all_of(evidence, key, CUTS)
         target = target_of(*runs.values())
         times = {policy: mean_seconds(seeds, target) for policy, seeds in runs.items()}
-        return Tried(f"{TIME} {to_accuracy(target)}: {listed(runs, times)}", [rising_time(list(runs.values()))])
+        return Tried(f"time {to_accuracy(target)}: {listed(runs, times)}", [rising_time(list(runs.values()))])
 
     return over_panels(CUT, one)
 

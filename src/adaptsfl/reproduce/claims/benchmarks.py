@@ -3,7 +3,6 @@
 from adaptsfl.report.series import OURS
 from adaptsfl.reproduce.claims.claim import (
     HALF,
-    TIME,
     Claims,
     Judged,
     all_of,
@@ -99,7 +98,7 @@ def noniid_is_slower(evidence: Evidence) -> Judged:
         noniid, iid = all_of(evidence, key, SIX), all_of(evidence, key.replace("noniid", "iid"), SIX)
         ratios = {policy: slowdown(noniid[policy], iid[policy]) for policy in SIX}
         scores = [float(longer(ratio)) for ratio in ratios.values()]
-        return Tried(f"{TIME} over that with IID data: {listed(iid, ratios)}", scores)
+        return Tried(f"time over that with IID data: {listed(iid, ratios)}", scores)
 
     return over_panels([PANELS[1], PANELS[3]], one)
 
@@ -133,7 +132,7 @@ def harm_of_random_cuts(evidence: Evidence) -> Judged:
     def one(key: str) -> Tried:
         lost, ratio = _harm(evidence, key, "ma+rms")
         scores = [printed(lost, 1.5, direction=0.0), printed(ratio, 4.5, direction=1 + TIMES)]
-        return Tried(f"{lost} lost, {TIME} {ratio}", scores)
+        return Tried(f"{lost} lost, time {ratio}", scores)
 
     return over_panels(PANELS[:1], one)
 
@@ -191,7 +190,7 @@ def nothing_optimised(evidence: Evidence) -> Judged:
         lost, ratio = _harm(evidence, key, "rma+rms")
         score = 0.0 if not longer(ratio) else 1.0 if ratio.reaches(7.7) and not lower(lost) else 0.5
         found.append(score)
-        return Tried(f"{TIME} {ratio}, AdaptSFL more accurate by {lost}", [score])
+        return Tried(f"time {ratio}, AdaptSFL more accurate by {lost}", [score])
 
     measured, verdict = over_panels(PANELS, one)
     return measured, verdict if min(found) > 0 else "does not hold"

@@ -27,7 +27,6 @@ Judge = Callable[[Evidence], Judged]
 
 CUTS = [f"fixed@L_c={cut}" for cut in (2, 4, 8, 12)]
 HALF = "in part if at least half of these comparisons do"
-TIME = "time to the common accuracy"
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class ClaimRow:
         criterion: what decides.
         measured: with the spread over seeds; one line per panel.
         note: why it does not hold, or not in full, where somebody found out.
+        trained: whether runs say it; else costs do.
     """
 
     name: str
@@ -52,6 +52,7 @@ class ClaimRow:
     measured: str
     verdict: Verdict
     note: str = ""
+    trained: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Claim:
     paper: str
     criterion: str
     judge: Judge
+    trained: bool = True
 
     def row(self, evidence: Evidence) -> ClaimRow:
         """Judge it."""
@@ -71,18 +73,20 @@ class Claim:
             measured, verdict = self.judge(evidence)
         except Missing as error:
             measured, verdict = f"not run: {error}", "not tried"
-        return ClaimRow(self.name, self.figure, self.claim, self.paper, self.criterion, measured, verdict)
+        return ClaimRow(
+            self.name, self.figure, self.claim, self.paper, self.criterion, measured, verdict, trained=self.trained
+        )
 
 
 class Claims(list[Claim]):
     """The claims of a section, in its order."""
 
-    def add(self, figure: str, criterion: str, paper: str = "–") -> Callable[[Judge], Judge]:
+    def add(self, figure: str, criterion: str, paper: str = "–", *, trained: bool = True) -> Callable[[Judge], Judge]:
         """Register a function under its name; its docstring is the claim in our words."""
 
         def register(judge: Judge) -> Judge:
             claim = " ".join((getdoc(judge) or "").split())
-            self.append(Claim(judge.__name__.replace("_", "-"), figure, claim, paper, criterion, judge))
+            self.append(Claim(judge.__name__.replace("_", "-"), figure, claim, paper, criterion, judge, trained))
             return judge
 
         return register
@@ -114,7 +118,7 @@ def ours_sooner(evidence: Evidence, key: str, policies: Sequence[str]) -> Tried:
     ours, others = seeds_of(evidence, key, OURS), all_of(evidence, key, policies)
     ratios = {policy: slowdown(runs, ours) for policy, runs in others.items()}
     scores = [float(longer(ratio)) for ratio in ratios.values()]
-    return Tried(f"{TIME} over AdaptSFL's: {listed(others, ratios)}", scores)
+    return Tried(f"time over AdaptSFL's: {listed(others, ratios)}", scores)
 
 
 def ours_as_accurate(evidence: Evidence, key: str, policies: Sequence[str]) -> Tried:

@@ -9,7 +9,7 @@ from adaptsfl import loading
 from adaptsfl.costs import CutCosts
 from adaptsfl.report.series import spread
 from adaptsfl.reproduce.claims.claim import CUTS, Claims, Judged, all_of, falling, listed
-from adaptsfl.reproduce.compare import IN_PERCENT, Missing, Number, Seeds, Tried, lower, over_panels
+from adaptsfl.reproduce.compare import IN_PERCENT, Missing, Number, Seeds, Tried, lower, over_panels, trend
 from adaptsfl.reproduce.numbers import Evidence, aggregations
 
 CLAIMS = Claims()
@@ -43,7 +43,7 @@ def interval_accuracy_by_aggregation(evidence: Evidence) -> Judged:
         steps = [_difference(after, before) for before, after in pairwise(found)]
         rises = lower(_difference(found[0], found[-1]))
         values = [Number(*spread(by_seed.values()), unit=IN_PERCENT) for by_seed in found]
-        score = 0.0 if not rises else 0.5 if any(map(lower, steps)) else 1.0
+        score = trend(ends=rises, against=any(map(lower, steps)))
         count = aggregations(next(iter(runs[INTERVALS[-1]].values())))[-1]
         return Tried(f"after {count:.0f} aggregations {listed(runs, dict(zip(runs, values, strict=True)))}", [score])
 
@@ -72,6 +72,7 @@ def _difference(first: Mapping[int, float], second: Mapping[int, float]) -> Numb
     "Fig. 3",
     "Work of a device per sample, forward and backward, at every cut. Holds if it rises from each cut to the next; "
     "in part if it is larger at the last than at the first.",
+    trained=False,
 )
 def computing_by_cut(evidence: Evidence) -> Judged:
     """The deeper the model is split, the more a device computes."""
@@ -87,6 +88,7 @@ def computing_by_cut(evidence: Evidence) -> Judged:
     "Fig. 3",
     "Activations of every cut, every two cuts compared. Holds if the deeper one sends no more in 90 % of the pairs; "
     "in part in half of them.",
+    trained=False,
 )
 def communication_by_cut(evidence: Evidence) -> Judged:
     """The deeper a convolutional network is split, the less has to be sent per sample: not always, but often."""
@@ -95,10 +97,9 @@ def communication_by_cut(evidence: Evidence) -> Judged:
     share = float((bits[deep] <= bits[shallow]).mean())
     rises = int((np.diff(bits) > 0).sum())
     monotone = "it never rises" if not rises else f"not monotone: {rises} of {bits.size - 1} steps rise"
-    text = (
-        f"{bits[0] / 8e3:.3g} kB at cut 1, {bits[-1] / 8e3:.3g} kB at cut {bits.size}; no more in {share:.0%} of pairs"
-    )
-    return f"{text}; {monotone}", Tried("", [1.0 if share >= 0.9 else 0.5 if share >= 0.5 else 0.0]).verdict
+    text = f"{bits[0] / 8e3:.3g} kB at cut 1, {bits[-1] / 8e3:.3g} kB at cut {bits.size}"
+    text = f"{text}; no more in {100 * share:.0f} % of pairs; {monotone}"
+    return text, Tried("", [1.0 if share >= 0.9 else 0.5 if share >= 0.5 else 0.0]).verdict
 
 
 def _costs(evidence: Evidence) -> CutCosts:

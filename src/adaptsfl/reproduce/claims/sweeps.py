@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from adaptsfl.report.series import OURS
-from adaptsfl.reproduce.claims.claim import HALF, TIME, Claims, Judged, label, listed, together
+from adaptsfl.reproduce.claims.claim import HALF, Claims, Judged, label, listed, together
 from adaptsfl.reproduce.compare import (
     TIMES,
     Missing,
@@ -54,7 +54,7 @@ def _fastest_along(evidence: Evidence, key: str, policies: Sequence[str]) -> Tri
     ratios = {policy: _ratios_along(evidence, key, policy) for policy in policies}
     closest = {policy: min(along, key=lambda ratio: ratio.mean) for policy, along in ratios.items()}
     runs = {policy: _along(evidence, key, policy)[0] for policy in policies}
-    text = f"{TIME} over AdaptSFL's, the least of all points: {listed(runs, closest)}"
+    text = f"time over AdaptSFL's, the least of all points: {listed(runs, closest)}"
     return Tried(text, [float(longer(ratio)) for along in ratios.values() for ratio in along])
 
 
@@ -71,8 +71,8 @@ def fastest_with_any_resources(evidence: Evidence) -> Judged:
 @CLAIMS.add(
     "Figs. 7, 8",
     "Times to the common accuracy at the poorest point of a sweep over those at its richest. Holds if, in each of the "
-    f"four, AdaptSFL's rises by {SLIGHTLY:.0%} at most, and by less than that of RMA+RMS both as a share and in "
-    f"seconds. Three comparisons each; {HALF}.",
+    f"four, AdaptSFL's rises by {100 * SLIGHTLY:.0f} % at most, and by less than that of RMA+RMS both as a share and "
+    f"in seconds. Three comparisons each; {HALF}.",
 )
 def robust_to_resources(evidence: Evidence) -> Judged:
     """As resources shrink, AdaptSFL's time rises only slightly, that of RMA+RMS noticeably."""
@@ -89,7 +89,7 @@ def robust_to_resources(evidence: Evidence) -> Judged:
             exact and more < other_more,
         ]
         text = f"AdaptSFL {share}, {_signed(more)}; RMA+RMS {other}, {_signed(other_more)}"
-        return Tried(f"{TIME}, poorest over richest: {text}", [float(score) for score in scores])
+        return Tried(f"time {to_accuracy(target)}, poorest over richest: {text}", [float(score) for score in scores])
 
     return over_panels(RESOURCES, one)
 
@@ -144,7 +144,7 @@ def robust_to_measurement_errors(evidence: Evidence) -> Judged:
         ratio = longest.mean / shortest.mean
         known = not any(time_s.bound for time_s in times)
         score = 1.0 if known and ratio <= STEADY else 0.5 if known and ratio <= FAIRLY_STEADY else 0.0
-        return Tried(f"{TIME} {to_accuracy(target)} from {shortest} to {longest}: {ratio:.3g}×", [score])
+        return Tried(f"time {to_accuracy(target)} from {shortest} to {longest}: {ratio:.3g}×", [score])
 
     return over_panels(ERRORS, one)
 
