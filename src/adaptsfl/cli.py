@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from adaptsfl.report import cut_report, plan_report
 from adaptsfl.report.figures import write_figures
 from adaptsfl.report.page import write_page
 from adaptsfl.report.summary import summary_table
+from adaptsfl.reproduce.study import Scale, recipes_folder
 from adaptsfl.simulation.folder import RUN, Run, find_runs
 
 app = typer.Typer(
@@ -218,6 +220,68 @@ def retime(
         experiment = _experiment_of(runs[0])
         folder = out or experiment.with_name(f"{experiment.name}-{fleet.stem}")
         _close(charge_anew(find_runs(runs), config, folder, name=fleet.stem), folder / "report.html")
+
+
+@app.command()
+def reproduce(
+    figures: Annotated[
+        list[str] | None, typer.Argument(help="By their recipes' names; all by default.", metavar="[FIGURE...|all]")
+    ] = None,
+    scale: Annotated[Scale, typer.Option(help="Minutes, hours, or days on a GPU.")] = "smoke",
+    jobs: Annotated[int, typer.Option("--jobs", help="How many runs at once.", min=1)] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many runs of each policy (default: as the scale says).", min=1)
+    ] = None,
+    override: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where runs go (default: runs/paper- and the scale).", metavar="FOLDER")
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Where claims.md and figures/ go (default: with the runs).", metavar="FOLDER")
+    ] = None,
+    recipes: Annotated[
+        Path | None, typer.Option(help="Where the figures' recipes are (default: the paper's).", metavar="FOLDER")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Run, draw and judge the paper's figures; stopped, the same command goes on where it was."""
+    with _explaining():
+        _need_torch()
+        from adaptsfl.report.side_progress import SideProgress  # noqa: PLC0415 (imports torch)
+        from adaptsfl.reproduce.results import write_results  # noqa: PLC0415
+        from adaptsfl.reproduce.runner import Reproduction  # noqa: PLC0415
+
+        folder = out or Path("runs") / f"paper-{scale}"
+        asked = Reproduction(
+            figures or (), scale, folder, recipes=recipes or recipes_folder(), overrides=override or (), seeds=seeds
+        )
+        progress = SideProgress(
+            Console(stderr=True, emoji=False),
+            asked.experiments,
+            [panel.key for panel in asked.panels],
+            quiet=quiet,
+        )
+        try:
+            with progress.watching() as watcher:
+                evidence = asked.execute(jobs, watcher)
+        except KeyboardInterrupt:
+            _say(f"stopped. What was done is in {folder}; the same command goes on from there.")
+            raise typer.Exit(130) from None
+        for task, error in progress.failures:
+            where = asked.experiments[task.experiment].folder / task.job.folder_name
+            _complain(f"{where}: {message_of(error)}")
+        written = write_results(evidence, folder, results or folder, recipes or recipes_folder(), _command())
+        console = _console()
+        console.print(written.table)
+        for what, path in written.places:
+            console.print(f"{what + ':':<9}{path}", soft_wrap=True)
+    if progress.failures:
+        raise typer.Exit(1)
+
+
+def _command() -> str:
+    """Return what was typed, as far as the program knows it."""
+    return shlex.join(["adaptsfl", *sys.argv[1:]])
 
 
 def _close(runs: Sequence[Run], page: Path) -> None:

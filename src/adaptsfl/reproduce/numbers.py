@@ -79,10 +79,18 @@ def converged_s(run: Run) -> float:
 
 
 def time_to(run: Run, target: float) -> float | None:
-    """Return the virtual seconds after which the smoothed accuracy is first at least `target`, None if never."""
+    """Return the virtual seconds after which the smoothed accuracy is first at least `target`, None if never.
+
+    Between two evaluations it is taken to go straight, so that a time is not that of the next evaluation.
+    """
     seconds, accuracies = smoothed(run)
     reached = np.flatnonzero(accuracies >= target)
-    return float(seconds[reached[0]]) if reached.size else None
+    if not reached.size:
+        return None
+    first = int(reached[0])
+    if first == 0:
+        return float(seconds[0])
+    return float(np.interp(target, accuracies[first - 1 : first + 1], seconds[first - 1 : first + 1]))
 
 
 def common_target(runs: Iterable[Run]) -> float:

@@ -2,7 +2,7 @@
 
 OUT/
   trajectories/             what was learned, whichever figure asked for it first
-  accuracy/cifar10-iid/     an experiment, as `simulate` leaves it, and its page
+  accuracy/cifar10-iid/     an experiment, as `simulate` leaves it
   …
 """
 
@@ -11,51 +11,61 @@ from pathlib import Path
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.reproduce.numbers import Evidence
-from adaptsfl.reproduce.study import Panel, Scale, Study, load_studies, study_names
+from adaptsfl.reproduce.study import Panel, Scale, load_studies, study_names
 from adaptsfl.simulation.experiment import TRAJECTORIES, Experiment
-from adaptsfl.simulation.folder import Run
+from adaptsfl.simulation.side_by_side import SideWatcher, execute_side_by_side
 
 
-def studies_asked_for(
-    names: Sequence[str], scale: Scale, *, folder: Path, overrides: Sequence[str] = ()
-) -> tuple[Study, ...]:
-    """Return the figures that are named, all of them for `all` or for no name."""
-    chosen = study_names(folder) if not names or "all" in names else list(names)
-    return tuple(load_studies(chosen, scale, folder=folder, overrides=overrides))
+class Reproduction:
+    """Some of the paper's figures at one scale, in `folder`.
 
+    Args:
+        figures: by name; all of them for `all`, or for none.
+        recipes: the folder of their files.
+        overrides: section.key=value for every recipe, over all that the files say.
+        seeds: how many runs of each policy, instead of what the files say.
 
-def panels_to_run(studies: Sequence[Study], *, folder: Path, overrides: Sequence[str] = ()) -> list[Panel]:
-    """Return the panels whose runs the figures show, each once, also those that belong to another figure."""
-    wanted = dict.fromkeys(panel.runs for study in studies for panel in study.panels if panel.runs)
-    scale = studies[0].scale
-    others = load_studies(
-        list(dict.fromkeys(key.partition("/")[0] for key in wanted)), scale, folder=folder, overrides=overrides
-    )
-    known = {panel.key: panel for study in others for panel in study.panels}
-    for key in wanted:
-        if key not in known or known[key].runs != key:
-            raise InvalidInput("panels.runs", f"is {key!r}, which has no runs of its own", "Name figure/panel")
-    return [known[key] for key in wanted]
+    Attributes:
+        panels: those whose runs the figures show, each once, also where another figure owns them.
+        experiments: theirs, in the same order.
+    """
 
+    def __init__(
+        self,
+        figures: Sequence[str],
+        scale: Scale,
+        folder: Path,
+        *,
+        recipes: Path,
+        overrides: Sequence[str] = (),
+        seeds: int | None = None,
+    ) -> None:
+        names = study_names(recipes) if not figures or "all" in figures else list(figures)
+        self.studies = load_studies(names, scale, folder=recipes, overrides=overrides)
+        wanted = dict.fromkeys(panel.runs for study in self.studies for panel in study.panels if panel.runs)
+        owners = list(dict.fromkeys(key.partition("/")[0] for key in wanted))
+        known = load_studies(owners, scale, folder=recipes, overrides=overrides)
+        found = {panel.key: panel for study in known for panel in study.panels if panel.runs == panel.key}
+        for key in wanted:
+            if key not in found:
+                raise InvalidInput("runs", f"is {key!r}, which has no runs of its own", "Give another figure/panel")
+        self.panels = [found[key] for key in wanted]
+        self.experiments = [self._experiment(panel, folder, seeds) for panel in self.panels]
 
-def experiments_of(panels: Sequence[Panel], out: Path, seeds: int | None = None) -> list[Experiment]:
-    """Return the experiments behind panels; what one of them learns serves all."""
-    return [
-        Experiment(
+    @staticmethod
+    def _experiment(panel: Panel, folder: Path, seeds: int | None) -> Experiment:
+        return Experiment(
             panel.recipe,
-            out / panel.figure / panel.name,
+            folder / panel.figure / panel.name,
             seeds=seeds or panel.seeds,
-            trajectories=out / TRAJECTORIES,
+            trajectories=folder / TRAJECTORIES,
             keep_models=False,
         )
-        for panel in panels
-    ]
 
-
-def evidence_of(studies: Sequence[Study], panels: Sequence[Panel], runs: Sequence[Sequence[Run]]) -> Evidence:
-    """Return the runs that are done, by panel."""
-    done = {
-        panel.key: tuple(run for run in found if run.status == "done")
-        for panel, found in zip(panels, runs, strict=True)
-    }
-    return Evidence(tuple(studies), done)
+    def execute(self, processes: int = 1, watcher: SideWatcher | None = None) -> Evidence:
+        """Do every run that is not done yet; return all that are whole, by panel."""
+        runs = execute_side_by_side(self.experiments, processes, watcher)
+        whole = {
+            panel.key: tuple(run for run in found if run.whole) for panel, found in zip(self.panels, runs, strict=True)
+        }
+        return Evidence(tuple(self.studies), whole)
