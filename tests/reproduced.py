@@ -1,5 +1,6 @@
 """The paper's figures without training: every run of a recipe, learning and taking time by formula."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,13 @@ def synthetic_run(panel: Panel, policy: str, seed: int = 0, fleet: str = "", **c
         "epoch_rounds": 16,
     }
     return Run(**{**fields, **changes})
+
+
+def evaluated_as(run: Run, points: Sequence[tuple[float, float]], **changes: Any) -> Run:
+    """The same run with other evaluations, given as virtual seconds and accuracies, one per round."""
+    evaluations = tuple((t, seconds, accuracy, 1.0) for t, (seconds, accuracy) in enumerate(points, 1))
+    block = dataclasses.replace(run.blocks[0], rounds=len(points), time_s=points[-1][0], evaluations=evaluations)
+    return dataclasses.replace(run, blocks=(block,), **changes)
 
 
 def blocks(

@@ -3,7 +3,7 @@
 import csv
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,11 +18,14 @@ from adaptsfl.reproduce.panels import PAPER_ORDER, Line, Table
 from adaptsfl.reproduce.study import Panel, Study
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure, SubFigure
 
-WIDTH, ROW_HEIGHT, REST_HEIGHT = 7.2, 2.75, 0.75  # inches; half the width is a column of the paper
+WIDTH, ROW_HEIGHT, HIGH_ROW, REST_HEIGHT = 7.2, 2.75, 3.3, 0.75  # inches; half the width is a column of the paper
 BAND = 0.15  # opacity
+SHORT_TITLE, LONGEST_TITLE, LONGEST_FOOTER = 46, 52, 150  # letters in a line
 SPARSE = (0.0, 0.11)  # of the diagonal of the axes, between two markers
 PAPER_STYLE: dict[Any, Any] = {
     **STYLE,
@@ -45,6 +48,7 @@ PLACES = {
     **{"sfl": 1, "fixed@I=1": 1, "fixed@I=5": 2, "fixed@I=15": 4, "fixed@I=25": 3, "psl": 6},
     **{"fixed@L_c=2": 1, "fixed@L_c=4": 2, "fixed@L_c=8": 3, "fixed@L_c=12": 4},
 }
+Unit = tuple[float, str]  # its seconds, its name
 
 
 class Look(NamedTuple):
@@ -71,7 +75,8 @@ def write_figure(study: Study, evidence: Evidence, folder: Path) -> list[Path]:
 
     with matplotlib.rc_context(PAPER_STYLE):
         rows = (len(study.panels) + 1) // 2
-        figure = Figure(figsize=(WIDTH, rows * ROW_HEIGHT + REST_HEIGHT), layout="constrained")
+        each = HIGH_ROW if any(panel.draw == "overhead" for panel in study.panels) else ROW_HEIGHT
+        figure = Figure(figsize=(WIDTH, rows * each + REST_HEIGHT), layout="constrained")
         _draw(figure, study, evidence, rows)
         pictures = [save(figure, folder / f"{study.name}{suffix}") for suffix in (".png", ".svg")]
     return [*pictures, *tables]
@@ -100,16 +105,29 @@ def _write_csv(path: Path, table: Table) -> Path:
 def _draw(figure: "Figure", study: Study, evidence: Evidence, rows: int) -> None:
     looks = _looks(study, evidence)
     columns = min(2, len(study.panels))
-    parts = np.ravel(np.asarray(figure.subfigures(rows, columns, wspace=0.02, hspace=0.04)))
+    places = np.ravel(np.asarray(figure.subfigures(rows, columns, wspace=0.02, hspace=0.04)))
+    parts = list(places[: len(study.panels)])
+    unit = unit_of(panels.longest_s(evidence, study))
     for letter, part, panel in zip("abcdefghijklmnopqrstuvwxyz", parts, study.panels, strict=False):
-        _draw_panel(part, panel, evidence, looks)
-        title = "\n".join(textwrap.wrap(plain_label(f"({letter}) {panel.title}"), 52))
-        part.supxlabel(title, x=0.54, fontsize=9)
+        _draw_panel(part, panel, evidence, looks, unit)
+        title = f"({letter}) {panel.title}"
+        middle = 0.54 if len(title) <= SHORT_TITLE else 0.5  # of the axes, or of all the room that there is
+        part.supxlabel("\n".join(textwrap.wrap(plain_label(title), LONGEST_TITLE)), x=middle, fontsize=9)
+    _level_labels(parts)
     _legends(figure, parts, study)
     footer = "\n".join(
-        line for text in panels.caption(study, evidence) for line in textwrap.wrap(plain_label(text), 150)
+        line for text in panels.caption(study, evidence) for line in textwrap.wrap(plain_label(text), LONGEST_FOOTER)
     )
     figure.supxlabel(footer, x=0.01, ha="left", fontsize=6.5, color="#555555")
+
+
+def _level_labels(parts: Sequence["SubFigure"]) -> None:
+    """Give the x labels of neighbours as many lines, so that their axes end at one height."""
+    for left, right in zip(parts[::2], parts[1::2], strict=False):
+        labels = [part.axes[-1].xaxis.label for part in (left, right)]
+        most = max(label.get_text().count("\n") for label in labels)
+        for label in labels:
+            label.set_text(label.get_text() + "\n" * (most - label.get_text().count("\n")))
 
 
 def _looks(study: Study, evidence: Evidence) -> dict[str, Look]:
@@ -127,46 +145,47 @@ def _look(policy: str, place: int) -> Look:
     return Look(COLOURS[place], MARKERS[place], 2.2 if ours else 1.3, 4 if ours else 3)
 
 
-def _legends(figure: "Figure", parts: Iterable["SubFigure"], study: Study) -> None:
-    """One legend for all panels where they show the same policies; else each its own, above it."""
-    entries = []
-    for part, panel in zip(parts, study.panels, strict=False):
-        found = {
-            label: handle for axes in part.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        entries.append((part, panel, found))
-    named = [found for _, _, found in entries if found]
-    if len({tuple(found) for found in named}) == 1 and len(named) == len(entries):
-        figure.legend(named[0].values(), named[0].keys(), loc="outside upper center", ncols=min(6, len(named[0])))
-        return
-    for part, _, found in entries:
+def _legends(figure: "Figure", parts: Sequence["SubFigure"], study: Study) -> None:
+    """One legend of policies for all panels; where a panel shows something else, each panel has its own above it."""
+    entries = [_entries(part) for part in parts]
+    if all(panel.draw != "overhead" for panel in study.panels):
+        found = {label: handle for entry in entries for label, handle in entry.items()}
         if found:
-            columns = len(found) // 2  # two rows each, so that panels beside each other are as high
+            figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=min(6, len(found)))
+        return
+    for part, found in zip(parts, entries, strict=True):
+        if found:
+            columns = (len(found) + 1) // 2  # two rows each, so that neighbours are as high
             part.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns)
 
 
-def _draw_panel(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict[str, Look]) -> None:
+def _entries(part: "SubFigure") -> dict[str, "Artist"]:
+    pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in part.axes)
+    return {label: handle for axes in pairs for handle, label in axes}
+
+
+def _draw_panel(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
     if why := panels.missing(evidence, panel):
         axes = part.subplots()
-        axes.set(xticks=[], yticks=[])
+        axes.set_axis_off()
         axes.text(0.5, 0.5, "\n".join(textwrap.wrap(plain_label(why), 36)), ha="center", va="center", color="#777777")
         return
     match panel.draw:
         case "converged":
-            _converged(part, panel, evidence, looks)
+            _converged(part, panel, evidence, looks, unit)
         case "sweep":
-            _sweep(part.subplots(), panel, evidence, looks)
+            _sweep(part.subplots(), panel, evidence, looks, unit)
         case "overhead":
             _overhead(part, panels.overhead(panel))
         case _:
-            _lines(part.subplots(), panel, evidence, looks)
+            _lines(part.subplots(), panel, evidence, looks, unit)
 
 
-def _lines(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look]) -> None:
+def _lines(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
     found = panels.lines(evidence, panel)
-    scale = 1.0
+    scale = unit[0] if panel.draw == "time" else 1.0
     if panel.draw == "time":
-        scale = _time_axis(axes, panels.time_axis(evidence, panel), found)
+        _time_axis(axes, panels.time_axis(evidence, panel), found, unit)
     elif panel.draw == "epochs":
         axes.set_xlabel("epochs")
         axes.set_xlim(0, panels.ROOM * max(float(line.curve.x[-1]) for line in found))
@@ -183,37 +202,37 @@ def _lines(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look
     axes.set_ylabel("test accuracy (%)")
 
 
-def _time_axis(axes: "Axes", axis: panels.TimeAxis, found: Sequence[Line]) -> float:
-    """Set up the axis and return the seconds of its unit."""
-    scale, unit = unit_of(axis.end_s)
-    axes.set_xlabel(f"training time ({unit})")
+def _time_axis(axes: "Axes", axis: panels.TimeAxis, found: Sequence[Line], unit: Unit) -> None:
+    scale, name = unit
+    axes.set_xlabel(f"training time ({name})")
     first = min(line.curve.x[0] for line in found)
     if axis.logarithmic and first > 0:
-        _logarithmic(axes)
+        axes.set_xscale("log")
+        _tick_powers(axes.xaxis)
         axes.set_xlim(0.8 * first / scale, 1.2 * axis.end_s / scale)
     else:
         axes.set_xlim(0, axis.end_s / scale)
-    return scale
 
 
 def _aggregations_axis(axes: "Axes", found: Sequence[Line]) -> None:
     axes.set_xlabel("rounds of model aggregation")
     lasts = [last for line in found if (last := float(line.curve.x[-1])) >= 1]
     if lasts and max(lasts) > panels.FAR_APART * min(lasts):
-        _logarithmic(axes)
+        axes.set_xscale("log")
+        _tick_powers(axes.xaxis)
         axes.set_xlim(0.9, 1.2 * max(lasts))
 
 
-def _logarithmic(axes: "Axes", at: Sequence[float] = ()) -> None:
-    """Make the x axis logarithmic, with numbers as people write them."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter  # noqa: PLC0415
+def _tick_powers(axis: "Axis", *, base: float = 10, at: Sequence[float] = ()) -> None:
+    """Give a logarithmic axis numbers as people write them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(base=base))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
     if at:
-        axes.set_xticks(at)
-        axes.set_xticks([], minor=True)
+        axis.set_ticks(at)
+        axis.set_ticks([], minor=True)
 
 
 def _plot(axes: "Axes", x: Any, y: Any, look: Look, label: str, *, every: int | tuple[float, float] = 1) -> None:
@@ -237,10 +256,10 @@ def _shown(label: str) -> str:
     return re.sub(r"^(I|L_c) = ", r"$\1$ = ", plain_label(label))
 
 
-def _converged(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict[str, Look]) -> None:
+def _converged(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
     """Accuracies beside times, one bar per policy, the first on top."""
     _, found = panels.converged(evidence, panel)
-    scale, unit = unit_of(max(one.time_s.mean for one in found))
+    scale, name = unit
     accuracy, time = part.subplots(1, 2, sharey=True)
     colours = [looks[one.policy].colour for one in found]
     _bars(accuracy, [one.accuracy for one in found], 0.01, colours)
@@ -248,7 +267,7 @@ def _converged(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict[
     accuracy.set_yticks(range(len(found)), [_shown(one.label) for one in found])
     accuracy.invert_yaxis()
     accuracy.set_xlabel("accuracy (%)")
-    time.set_xlabel(f"time ({unit})")
+    time.set_xlabel(f"time ({name})")
 
 
 def _bars(axes: "Axes", values: Sequence[Spread], scale: float, colours: Sequence[str]) -> None:
@@ -271,11 +290,11 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _sweep(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look]) -> None:
+def _sweep(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
     assert panel.sweep is not None
     target, found = panels.sweep(evidence, panel)
     xs = np.array(panel.sweep.xs)
-    scale, unit = unit_of(max((time.mean for line in found for time in line.times_s if time is not None), default=0.0))
+    scale, name = unit
     for line in found:
         look = looks[line.policy]
         means = np.array([np.nan if time is None else time.mean for time in line.times_s]) / scale
@@ -284,12 +303,13 @@ def _sweep(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look
         if spreads.any():
             axes.fill_between(xs, means - spreads, means + spreads, color=look.colour, alpha=BAND, linewidth=0)
     if _geometric(xs):
-        _logarithmic(axes, panel.sweep.xs)
+        axes.set_xscale("log")
+        _tick_powers(axes.xaxis, at=panel.sweep.xs)
     else:
         axes.set_xticks(panel.sweep.xs)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("\n".join(textwrap.wrap(plain_label(panel.sweep.axis), 46)))
-    axes.set_ylabel(f"converged time ({unit}),\nto {100 * target:.3g} % accuracy")
+    axes.set_ylabel(f"converged time ({name}),\nto {100 * target:.3g} % accuracy")
 
 
 def _geometric(xs: Any) -> bool:
@@ -311,6 +331,7 @@ def _overhead(part: "SubFigure", found: panels.Overhead) -> None:
     traffic.plot(cuts, both_ways, "o-", color=COLOURS[5], label="activations and gradients, a round", **look)
     traffic.plot(cuts, 2 * found.model_mb, "x--", color=COLOURS[6], label="model up and down, an aggregation", **look)
     traffic.set_yscale("log")
+    _tick_powers(traffic.yaxis, base=100)
     traffic.set_ylabel("traffic\n(MB)")
     every = max(1, cuts.size // 20)
     names = [plain_label(f"{cut} {name}") for cut, name in zip(cuts, found.names, strict=True)]

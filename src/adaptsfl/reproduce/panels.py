@@ -17,6 +17,7 @@ from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.loading import model_costs
 from adaptsfl.report.series import OURS, Curve, Spread, mean_curve, spread
 from adaptsfl.reproduce.numbers import (
+    NEARLY,
     WINDOW,
     Evidence,
     aggregations,
@@ -28,14 +29,28 @@ from adaptsfl.reproduce.numbers import (
     mean_time_to,
     time_to,
 )
-from adaptsfl.reproduce.study import Panel, Study
+from adaptsfl.reproduce.study import Drawing, Panel, Study
 from adaptsfl.simulation.folder import Run
 
 PAPER_ORDER = (OURS, "rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams")
 GIGA, MEGA = 1e9, 1e6
 LONGEST = 8.0  # times the whole run of ours, to which a time axis goes at most
 FAR_APART = 10.0  # lengths of runs that differ by more are shown on a logarithmic axis
-ROOM, LITTLE_MORE = 1.05, 1.3
+ROOM, LITTLE_MORE = 1.05, 1.6
+
+_LINES = f"Lines are means of the last {WINDOW} evaluations and over seeds, bands one standard deviation of the seeds."
+EXPLANATIONS: dict[Drawing, str] = {
+    "epochs": _LINES,
+    "aggregations": _LINES,
+    "time": _LINES,
+    "converged": (
+        f"Accuracy is the highest mean of {WINDOW} evaluations, time that to {100 * NEARLY:g} % of it; whiskers are "
+        "one standard deviation of the seeds. A policy that learns less may converge sooner: the files also have the "
+        "times to one accuracy for all."
+    ),
+    "sweep": "Times are those to one accuracy for all runs of a panel, close to the highest that all of them reach.",
+    "overhead": "What one device computes and exchanges with one mini-batch, and its layers when they are averaged.",
+}
 
 Row = Sequence[object]
 
@@ -77,10 +92,11 @@ class SweepLine:
 
 
 class TimeAxis(NamedTuple):
-    """Where a time axis ends, in seconds, and whether it is logarithmic."""
+    """Where a time axis ends, in seconds, whether it is logarithmic, and whether all of every run is seen."""
 
     end_s: float
     logarithmic: bool
+    whole: bool
 
 
 class Overhead(NamedTuple):
@@ -146,18 +162,39 @@ def _one_per_x(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
 def time_axis(evidence: Evidence, panel: Panel) -> TimeAxis:
     """Return an axis on which the fastest and the slowest can be seen.
 
-    It ends where the last policy has converged, at `LONGEST` times the whole run of ours at most; where little more
-    would show all of every run, it does.
+    It is logarithmic in all panels of a figure, or in none. Else it ends where the last policy has converged, at
+    `LONGEST` times the whole run of ours at most; where little more would show all of every run, it does.
     """
     shown = runs_shown(evidence, panel)
-    lengths = {policy: float(np.mean([run.time_s for run in runs])) for policy, runs in shown.items()}
-    longest, shortest = max(lengths.values()), min(lengths.values())
-    if longest > FAR_APART * shortest:
-        return TimeAxis(longest, True)
-    needed = max(max(converged_s(run) for run in runs) for runs in shown.values())
-    ours = lengths.get(OURS, longest)
+    longest = max(run.time_s for runs in shown.values() for run in runs)
+    beside = [other for study in evidence.studies for other in study.panels if other.figure == panel.figure]
+    if any(_far_apart(evidence, other) for other in beside if other.draw == "time"):
+        return TimeAxis(longest, True, True)
+    needed = max(converged_s(run) for runs in shown.values() for run in runs)
+    ours = max((run.time_s for run in shown.get(OURS, ())), default=longest)
     end_s = max(ours, min(needed, LONGEST * ours))
-    return TimeAxis(ROOM * longest if longest < LITTLE_MORE * end_s else end_s, False)
+    whole = longest < LITTLE_MORE * end_s
+    return TimeAxis(ROOM * longest if whole else end_s, False, whole)
+
+
+def _far_apart(evidence: Evidence, panel: Panel) -> bool:
+    lengths = [np.mean([run.time_s for run in runs]) for runs in runs_shown(evidence, panel).values()]
+    return bool(lengths) and max(lengths) > FAR_APART * min(lengths)
+
+
+def longest_s(evidence: Evidence, study: Study) -> float:
+    """Return the longest time that a figure shows: its panels have one unit."""
+    found = [0.0]
+    for panel in study.panels:
+        if not runs_shown(evidence, panel):
+            continue
+        if panel.draw == "time":
+            found.append(time_axis(evidence, panel).end_s)
+        elif panel.draw == "converged":
+            found += [one.time_s.mean for one in converged(evidence, panel)[1]]
+        elif panel.draw == "sweep":
+            found += [time.mean for line in sweep(evidence, panel)[1] for time in line.times_s if time is not None]
+    return max(found)
 
 
 def converged(evidence: Evidence, panel: Panel) -> tuple[float, list[Converged]]:
@@ -296,6 +333,11 @@ def _overhead_table(found: Overhead) -> Table:
     return Table(("cut", "layer", *Overhead._fields[1:]), rows)
 
 
+def explanation(study: Study) -> str:
+    """Return how a figure is to be read."""
+    return " ".join(dict.fromkeys(EXPLANATIONS[panel.draw] for panel in study.panels))
+
+
 def caption(study: Study, evidence: Evidence) -> list[str]:
     """Return what has to be said of a figure wherever it goes: its scale, and what its axes leave out."""
     return [_scale_words(study, evidence), *_notes(study, evidence)]
@@ -330,29 +372,42 @@ def _expected(evidence: Evidence, panel: Panel) -> int:
 
 
 def _model_words(models: Sequence[Mapping[str, Any]]) -> str:
-    """Return what learns and what is charged: `vgg16 with width 0.125, charged as with width 1.0`."""
+    """Return what learns and what is charged: `vgg16 at width 0.125, charged at width 1.0`."""
     named: dict[str, dict[str, None]] = {}
     for model in models:
         options, charged = model.get("options") or {}, model.get("charged_as") or {}
         changed = [key for key, value in charged.items() if options.get(key) != value]
         learns = ", ".join(f"{key} {options.get(key, 'by default')}" for key in changed)
         counts = ", ".join(f"{key} {charged[key]}" for key in changed)
-        words = f" with {learns}, charged as with {counts}" if changed else ""
+        words = f" at {learns}, charged at {counts}" if changed else ""
         named.setdefault(words, {})[str(model.get("name", ""))] = None
     return "; ".join(" and ".join(names) + words for words, names in named.items())
 
 
 def _notes(study: Study, evidence: Evidence) -> Iterator[str]:
     timed = [panel for panel in study.panels if panel.draw == "time" and runs_shown(evidence, panel)]
-    axes = {panel.name: time_axis(evidence, panel) for panel in timed}
-    if any(axis.logarithmic for axis in axes.values()):
-        yield "Time is logarithmic where runs differ by more than ten times."
-    cut = [p for p in timed if any(run.time_s > axes[p.name].end_s for run in evidence.of(p.key) if run.whole)]
-    if cut:
+    axes = [time_axis(evidence, panel) for panel in timed]
+    if any(axis.logarithmic for axis in axes):
+        yield "Time is logarithmic."
+    if not all(axis.whole for axis in axes):
         yield f"Time ends where all have converged, at {LONGEST:g} times AdaptSFL's run at most; slower runs go on."
+    for label, places in _without_accuracy(study, evidence).items():
+        yield f"{label} has no run that ended with an accuracy in: {'; '.join(places)}."
     for panel in study.panels:
         if panel.draw == "sweep" and panel.sweep is not None and runs_shown(evidence, panel):
             for line in sweep(evidence, panel)[1]:
                 absent = [f"{x:g}" for x, time in zip(panel.sweep.xs, line.times_s, strict=True) if time is None]
                 if absent:
                     yield f"{panel.title}: {line.label} has no point at {', '.join(absent)}."
+
+
+def _without_accuracy(study: Study, evidence: Evidence) -> dict[str, list[str]]:
+    """Return the policies that were run and cannot be drawn, with the titles of the panels in which others are."""
+    found: dict[str, list[str]] = {}
+    for panel in study.panels:
+        shown = runs_shown(evidence, panel)
+        tried = {run.policy: run for run in evidence.of(panel.key)} if shown else {}
+        for policy, run in tried.items():
+            if policy not in shown:
+                found.setdefault(label_of(run), []).append(panel.title)
+    return found
