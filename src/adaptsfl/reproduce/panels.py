@@ -363,12 +363,16 @@ def _scale_words(study: Study, evidence: Evidence) -> str:
 
 
 def _expected(evidence: Evidence, panel: Panel) -> int:
-    """Return how many runs a panel has when all are there; another panel's runs are counted by what that one says."""
+    """Return how many runs a panel has when all are there; another panel's runs are counted by what that one says.
+
+    Seeds may be more than the recipe has: the command can ask for them.
+    """
     if not panel.runs:
         return 0
     source = evidence.panel(panel.runs) or panel
-    run = source.recipe.run
-    return 0 if run is None else len(run.policies) * source.seeds * max(1, len(run.fleets))
+    asked = source.recipe.run
+    seeds = max(source.seeds, len({run.seed for run in evidence.of(panel.key)}))
+    return 0 if asked is None else len(asked.policies) * seeds * max(1, len(asked.fleets))
 
 
 def _model_words(models: Sequence[Mapping[str, Any]]) -> str:
