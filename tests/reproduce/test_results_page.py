@@ -3,12 +3,12 @@
 import dataclasses
 import html
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from adaptsfl.errors import InvalidInput
+from adaptsfl.reproduce.claims import ClaimRow
 from adaptsfl.reproduce.drawings import write_figure
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.results_page import write_results_page
@@ -20,21 +20,20 @@ HOSTILE = (
 )
 
 
-@dataclass(frozen=True)
-class Claim:
-    figure: str = "Fig. 10"
-    claim: str = "AdaptSFL is fastest with any number of devices"
-    paper: str = "fastest"
-    measured: str = "6.1 times"
-    verdict: str = "holds"
-    note: str = ""
-
-
+ROW = ClaimRow(
+    name="devices-fastest",
+    figure="Fig. 10",
+    claim="AdaptSFL is fastest with any number of devices",
+    paper="–",
+    criterion="Holds if it is at every point",
+    measured="6.1 times",
+    verdict="holds",
+)
 CLAIMS = [
-    Claim(),
-    Claim(verdict="holds in part", measured="IID: 6.1 times\nnon-IID: 0.9 times"),
-    Claim(verdict="does not hold", note="one seed"),
-    Claim(verdict="not tried"),
+    ROW,
+    dataclasses.replace(ROW, verdict="holds in part", measured="IID: 6.1 times\nnon-IID: 0.9 times"),
+    dataclasses.replace(ROW, verdict="does not hold", note="one seed"),
+    dataclasses.replace(ROW, verdict="not tried"),
 ]
 
 
@@ -68,6 +67,8 @@ def test_it_says_what_was_run_and_what_the_scale_changes(page):
         '<th scope="row">run.rounds</th><td>31250</td><td>60</td><td>all</td>',
         '<th scope="row">data.name</th><td>cifar10</td><td>digits32</td><td>all</td>',
         '<th scope="row">model.charged_as.width</th><td>–</td><td>1.0</td>',
+        "with any number of devices<small>Holds if it is at every point</small>",
+        "IID: 6.1 times\nnon-IID: 0.9 times",
         "Fig. 2: The impact of client-side model aggregation",
         "Fig. 10: Converged time versus number of edge devices",
         "adaptsfl reproduce devices --scale smoke\necho '<done>'",
@@ -156,7 +157,7 @@ def test_hostile_text_is_text(tmp_path):
         for panel in study.panels
     )
     study = dataclasses.replace(study, title=HOSTILE, figure=HOSTILE, changes=(HOSTILE,), panels=panels)
-    claims = [Claim(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE)]
+    claims = [ClaimRow(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE)]
     evidence = Evidence((study,), evidence.runs)
     write_results_page(evidence, tmp_path, claims, tmp_path / "report.html", commands=[HOSTILE])
     text = dom(tmp_path, tmp_path / "report.html")

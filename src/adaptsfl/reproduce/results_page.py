@@ -7,12 +7,13 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from adaptsfl.report.markup import asset, filled, merged, security, settings, table, write_text
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.reproduce import panels
+from adaptsfl.reproduce.claims import ClaimRow
 from adaptsfl.reproduce.drawings import csv_name
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Panel, Study
@@ -20,34 +21,6 @@ from adaptsfl.reproduce.study import Panel, Study
 CLAIM_COLUMNS = ("figure", "claim", "paper", "measured", "verdict", "note")
 DIFFERENCE_COLUMNS = ("key", "paper", "here", "in")
 COLOURS = {"holds": "good", "holds in part": "part", "does not hold": "bad"}  # of verdicts; any other is open
-
-
-class ClaimRow(Protocol):
-    """One claim as the table shows it."""
-
-    @property
-    def figure(self) -> str:
-        """The figure's number in the paper."""
-
-    @property
-    def claim(self) -> str:
-        """What the paper says."""
-
-    @property
-    def paper(self) -> str:
-        """The number in the paper."""
-
-    @property
-    def measured(self) -> str:
-        """The number of these runs; one line per panel where there are several."""
-
-    @property
-    def verdict(self) -> str:
-        """Whether it holds."""
-
-    @property
-    def note(self) -> str:
-        """What else has to be said."""
 
 
 def write_results_page(
@@ -106,7 +79,8 @@ def _claims(claims: Sequence[ClaimRow]) -> str:
     rows = []
     for claim in claims:
         badge = f'<span class="verdict {COLOURS.get(claim.verdict, "open")}">{escape(claim.verdict)}</span>'
-        cells = [escape(claim.claim), escape(claim.paper), escape(claim.measured), badge, escape(claim.note)]
+        said = f"{escape(claim.claim)}<small>{escape(claim.criterion)}</small>"
+        cells = [said, escape(claim.paper), escape(claim.measured), badge, escape(claim.note)]
         cells_text = "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f'<tr><th scope="row">{escape(claim.figure)}</th>{cells_text}</tr>')
     return _scrolling("Claims", "claims", table(CLAIM_COLUMNS, rows))
