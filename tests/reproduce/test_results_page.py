@@ -69,6 +69,7 @@ def test_it_says_what_was_run_and_what_the_scale_changes(page):
         '<th scope="row">model.charged_as.width</th><td>–</td><td>1.0</td>',
         "with any number of devices<small>Holds if it is at every point</small>",
         "IID: 6.1 times\nnon-IID: 0.9 times",
+        "6.1 times<small>one seed</small>",
         "Fig. 2: The impact of client-side model aggregation",
         "Fig. 10: Converged time versus number of edge devices",
         "adaptsfl reproduce devices --scale smoke\necho '<done>'",

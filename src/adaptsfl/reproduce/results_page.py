@@ -18,7 +18,7 @@ from adaptsfl.reproduce.drawings import csv_name
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Panel, Study
 
-CLAIM_COLUMNS = ("figure", "claim", "paper", "measured", "verdict", "note")
+CLAIM_COLUMNS = ("figure", "claim", "paper", "measured", "verdict")
 DIFFERENCE_COLUMNS = ("key", "paper", "here", "in")
 COLOURS = {"holds": "good", "holds in part": "part", "does not hold": "bad"}  # of verdicts; any other is open
 
@@ -80,7 +80,8 @@ def _claims(claims: Sequence[ClaimRow]) -> str:
     for claim in claims:
         badge = f'<span class="verdict {COLOURS.get(claim.verdict, "open")}">{escape(claim.verdict)}</span>'
         said = f"{escape(claim.claim)}<small>{escape(claim.criterion)}</small>"
-        cells = [said, escape(claim.paper), escape(claim.measured), badge, escape(claim.note)]
+        note = f"<small>{escape(claim.note)}</small>" if claim.note else ""
+        cells = [said, escape(claim.paper), escape(claim.measured) + note, badge]
         cells_text = "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f'<tr><th scope="row">{escape(claim.figure)}</th>{cells_text}</tr>')
     return _scrolling("Claims", "claims", table(CLAIM_COLUMNS, rows))
