@@ -258,7 +258,7 @@ def reproduce(
         progress = SideProgress(
             Console(stderr=True, emoji=False),
             asked.experiments,
-            [panel.key for panel in asked.panels],
+            [panel.runs for panel in asked.panels],
             quiet=quiet,
         )
         try:
@@ -272,7 +272,10 @@ def reproduce(
             _complain(f"{where}: {message_of(error)}")
         written = write_results(evidence, folder, results or folder, recipes or recipes_folder(), _command())
         console = _console()
-        console.print(written.table)
+        for table in written.tables:
+            console.print(table)
+        if written.complaint:
+            _say(written.complaint)
         for what, path in written.places:
             console.print(f"{what + ':':<9}{path}", soft_wrap=True)
     if progress.failures:

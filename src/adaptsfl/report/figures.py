@@ -33,11 +33,10 @@ WIDTH, HEIGHT = 7.0, 4.4
 
 def write_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     """Draw every figure into `folder`, creating it, and return the files."""
-    try:
-        import matplotlib  # noqa: PLC0415 (an extra: only figures need it)
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError:
-        raise InvalidInput("figures", "need matplotlib", "Install it: pip install 'adaptsfl[plots]'") from None
+    need_matplotlib()
+    import matplotlib  # noqa: PLC0415 (an extra: only figures need it)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
     members, folder = group(runs), Path(folder)
     drawings: dict[str, Callable[[Figure], None]] = {
         "accuracy-time": lambda figure: _accuracy(figure, members, "seconds"),
@@ -50,11 +49,20 @@ def write_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
         for name, draw in drawings.items():
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
             draw(figure)
-            files += [_save(figure, folder / f"{name}{suffix}") for suffix in (".png", ".svg")]
+            files += [save(figure, folder / f"{name}{suffix}") for suffix in (".png", ".svg")]
     return files
 
 
-def _save(figure: "Figure", path: Path) -> Path:
+def need_matplotlib() -> None:
+    """Explain what to install where it is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401, PLC0415
+    except ImportError:
+        raise InvalidInput("figures", "need matplotlib", "Install it: pip install 'adaptsfl[plots]'") from None
+
+
+def save(figure: "Figure", path: Path) -> Path:
+    """Write a figure as PNG or SVG by its suffix, the same bytes from the same figure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -72,7 +80,7 @@ def _accuracy(figure: "Figure", members: Sequence[Series], axis: Axis) -> None:
     for series in members:
         line = curve(series.runs, axis, "accuracies")
         look = _look(series)
-        axes.plot(line.x / scale, 100 * line.mean, linewidth=2, label=_plain(series.label), **look)
+        axes.plot(line.x / scale, 100 * line.mean, linewidth=2, label=plain_label(series.label), **look)
         if line.spread is not None:
             low, high = 100 * (line.mean - line.spread), 100 * (line.mean + line.spread)
             axes.fill_between(line.x / scale, low, high, color=series.colour, alpha=0.18, linewidth=0)
@@ -98,7 +106,7 @@ def _phases(figure: "Figure", members: Sequence[Series]) -> None:
         if values.any():
             axes.barh(rows, values, left=left, height=0.65, color=PHASE_COLOURS[phase], label=f"{phase} {title}")
         left += values
-    axes.set_yticks(rows, [_plain(series.label) for series in members])
+    axes.set_yticks(rows, [plain_label(series.label) for series in members])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"virtual time of the whole run ({unit})")
@@ -130,15 +138,19 @@ def _steps(axes: "Axes", edges: Any, values: Sequence[float], series: Series) ->
         where="post",
         linewidth=1.4,
         alpha=0.85,
-        label=_plain(series.label),
+        label=plain_label(series.label),
         **_look(series),
     )
 
 
 def time_unit(members: Sequence[Series]) -> tuple[float, str]:
-    """Return the largest unit of which the longest run has two at least."""
-    longest = max(run.time_s for series in members for run in series.runs)
-    return next(((scale, name) for scale, name in UNITS if longest >= 2 * scale), UNITS[-1])
+    """Return the unit for the times of all these runs."""
+    return unit_of(max(run.time_s for series in members for run in series.runs))
+
+
+def unit_of(longest_s: float) -> tuple[float, str]:
+    """Return the largest unit of which the longest time has two at least."""
+    return next(((scale, name) for scale, name in UNITS if longest_s >= 2 * scale), UNITS[-1])
 
 
 def mean_phase_s(series: Series, phase: str) -> float:
@@ -152,7 +164,7 @@ def _look(series: Series) -> dict[str, Any]:
     return {"color": series.colour, "linestyle": (0, dashes) if dashes else "-", "zorder": on_top}
 
 
-def _plain(label: str) -> str:
+def plain_label(label: str) -> str:
     """Return a label as matplotlib shows it as it is: no formulas, and no leading underscore, which hides it."""
     text = label.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -4,17 +4,13 @@ Names of devices and policies and the recipe's text come from users. They are es
 and a Content-Security-Policy lets nothing run but the script whose hash it names.
 """
 
-import base64
-import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from adaptsfl.errors import InvalidInput
+from adaptsfl.report.markup import asset, filled, merged, security, settings, table, write_text
 from adaptsfl.report.page_data import page_data
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.report.series import Series, group
@@ -22,29 +18,20 @@ from adaptsfl.report.summary import percent, percents, sizes, summary_data, summ
 from adaptsfl.simulation.folder import Run
 
 SCRIPTS = ("chart.js", "overview.js", "detail.js")
-MOST_SHOWN = 6  # different values of one setting
 
 
 def write_page(runs: Sequence[Run], out: str | Path) -> None:
     """Write the page of an experiment to `out`."""
-    out = Path(out)
-    text = page_text(runs)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InvalidInput(
-            "report", f"{out} cannot be written ({error.strerror})", "Give a file in a folder that can be written"
-        ) from None
+    write_text(page_text(runs), Path(out))
 
 
 def page_text(runs: Sequence[Run]) -> str:
     """Return the page."""
     members = group(runs)
     summary = summary_data(runs)
-    css, script = _asset("page.css"), "".join(_asset(name) for name in SCRIPTS)
+    css, script = asset("page.css"), "".join(asset(name) for name in SCRIPTS)
     parts = {
-        "policy": _security(css, script),
+        "policy": security(css, script),
         "title": escape(_title(runs)),
         "css": css,
         "lead": escape(_lead(runs, members)),
@@ -55,26 +42,11 @@ def page_text(runs: Sequence[Run]) -> str:
         "summary_note": escape(_note(summary)),
         "runs": _runs(members),
         "recipe": _recipe(runs),
-        "versions": _settings(_merged([run.versions for run in runs])),
+        "versions": settings(merged([run.versions for run in runs])),
         "data": _embedded(page_data(runs)),
         "js": script,
     }
-    # One pass: what is put in is not searched again, whatever braces it holds.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], _asset("page.html"))
-
-
-def _asset(name: str) -> str:
-    return resources.files("adaptsfl.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _security(css: str, script: str) -> str:
-    def digest(text: str) -> str:
-        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest(script)}'; style-src 'sha256-{digest(css)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    return filled(asset("page.html"), parts)
 
 
 def _embedded(data: Any) -> str:
@@ -144,18 +116,13 @@ def _summary(summary: dict[str, Any], members: Sequence[Series]) -> str:
         lines.append(
             f'<tr><th scope="row">{mark}{_lines(who)}</th>{"".join(f"<td>{_lines(cell)}</td>" for cell in cells)}'
         )
-    return _table(headings, lines)
+    return table(headings, lines)
 
 
 def _lines(text: str) -> str:
     """Return a cell: its first line large, the others small."""
     first, *others = text.split("\n")
     return escape(first) + "".join(f"<small>{escape(line)}</small>" for line in others)
-
-
-def _table(headings: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _runs(members: Sequence[Series]) -> str:
@@ -175,19 +142,19 @@ def _runs(members: Sequence[Series]) -> str:
         rows.append(
             f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
         )
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def _recipe(runs: Sequence[Run]) -> str:
     """Return the recipe by its sections; what differs between runs with all its values."""
-    settings = _merged([dict(_flat(run.recipe)) for run in runs])
+    all_settings = merged([dict(_flat(run.recipe)) for run in runs])
     sections: dict[str, dict[str, str]] = {}
-    for key, value in settings.items():
+    for key, value in all_settings.items():
         section, _, rest = key.partition(".")
         name, entry = (section, rest) if rest else ("", section)
         sections.setdefault(name, {})[entry] = value
     ordered = sorted(sections.items(), key=lambda section: section[0] != "")
-    blocks = (f"<div><h4>{escape(name or 'general')}</h4>{_settings(entries)}</div>" for name, entries in ordered)
+    blocks = (f"<div><h4>{escape(name or 'general')}</h4>{settings(entries)}</div>" for name, entries in ordered)
     return f'<div class="recipe">{"".join(blocks)}</div>'
 
 
@@ -197,16 +164,3 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield from _flat(value, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return every key with its value, or with its different values."""
-    merged = {}
-    for key in dict.fromkeys(key for table in tables for key in table):
-        values = list(dict.fromkeys(str(table.get(key, "–")) for table in tables))
-        merged[key] = ", ".join(values[:MOST_SHOWN]) + (", …" if len(values) > MOST_SHOWN else "")
-    return merged
-
-
-def _settings(entries: Mapping[str, str]) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(key)}</dt><dd>{escape(value)}</dd>' for key, value in entries.items())}</dl>"

@@ -104,7 +104,12 @@ def spread(values: Iterable[float]) -> Spread:
 
 def curve(runs: Sequence[Run], axis: Axis, value: Value) -> Curve:
     """Return the mean over runs, as far as all of them go; between evaluations a run goes straight."""
-    lines = [line for run in runs if (line := points(run, axis, value))[0].size]
+    return mean_curve([points(run, axis, value) for run in runs])
+
+
+def mean_curve(lines: Sequence[tuple[FloatArray, FloatArray]]) -> Curve:
+    """Return the mean of lines, given as x and y, as far as all of them go; between its points a line goes straight."""
+    lines = [line for line in lines if line[0].size]
     if not lines:
         return Curve(np.zeros(0), np.zeros(0), None)
     first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)

@@ -14,8 +14,9 @@ from adaptsfl.config import Section, parse
 from adaptsfl.errors import InvalidInput, unknown
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.reproduce.claims import CLAIMS, ClaimRow
-from adaptsfl.reproduce.compare import POINTS, TIMES, WORTHWHILE, Verdict
-from adaptsfl.reproduce.numbers import NEARLY, SAFELY, WINDOW, Evidence
+from adaptsfl.reproduce.compare import POINTS, TIMES, Verdict
+from adaptsfl.reproduce.numbers import NEARLY, SAFELY, WINDOW, WORTHWHILE, Evidence
+from adaptsfl.reproduce.speed_ups import speed_up_rows, speed_ups
 from adaptsfl.reproduce.study import SCALES, Scale
 
 FINDINGS = "findings.toml"
@@ -57,24 +58,34 @@ def with_findings(rows: Sequence[ClaimRow], findings: Mapping[str, str]) -> list
     return [replace(row, note=findings.get(row.name, "") if row.verdict != "holds" else "") for row in rows]
 
 
-def claims_markdown(rows: Sequence[ClaimRow], evidence: Evidence, command: str, wall_s: float, machine: str) -> str:
+def claims_markdown(rows: Sequence[ClaimRow], evidence: Evidence, command: str, machine: str) -> str:
     """Return the page.
 
     Args:
         command: what was called to get it.
-        wall_s: seconds of real time that it took.
         machine: the hardware, in words.
     """
-    parts = [_head(evidence, command, wall_s, machine), _counts(rows), _table(rows, evidence), _details(rows), RULES]
-    return "\n\n".join(parts) + "\n"
+    head = _head(evidence, command, machine)
+    parts = [head, _speed_ups(evidence), _counts(rows), _table(rows, evidence), _details(rows), RULES]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(evidence: Evidence, command: str, wall_s: float, machine: str) -> str:
+def _speed_ups(evidence: Evidence) -> str:
+    headings, rows = speed_up_rows(speed_ups(evidence))
+    if not rows:
+        return ""
+    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [headings, ["---"] * len(headings), *rows]]
+    words = "AdaptSFL's virtual time to one accuracy, and how many times as long the others take to it:"
+    return "\n".join(["## How much sooner", "", words, "", *lines])
+
+
+def _head(evidence: Evidence, command: str, machine: str) -> str:
     studies = evidence.studies
     words = dict.fromkeys(word.strip() for study in studies for word in study.changes)
     scale = studies[0].scale if studies else "–"
     panels = [panel for study in studies for panel in study.panels]
-    changed = _differences(panels[0].differences if panels else ())
+    changed = _differences([difference for panel in panels for difference in panel.differences])
+    wall_s = sum(run.wall_s for runs in evidence.runs.values() for run in runs)
     return "\n\n".join(
         [
             "# The paper's claims, tried",
@@ -82,7 +93,8 @@ def _head(evidence: Evidence, command: str, wall_s: float, machine: str) -> str:
             "Written by a command; reasons in the notes are by people.",
             *(["What the scale changes of the paper's setting: " + " ".join(words)] if words else []),
             *([changed] if changed else []),
-            f"- command: `{command}`\n- seeds: {_seeds(evidence)}\n- hardware: {machine}\n- took: {seconds(wall_s)}",
+            f"- command: `{command}`\n- seeds: {_seeds(evidence)}\n- hardware: {machine}\n"
+            f"- took: {seconds(wall_s)}, the sum over all runs, of which several may have run at once",
         ]
     )
 
@@ -90,7 +102,7 @@ def _head(evidence: Evidence, command: str, wall_s: float, machine: str) -> str:
 def _differences(differences: Sequence[tuple[str, Any, Any]]) -> str:
     if not differences:
         return ""
-    lines = [f"| `{key}` | {_value(paper)} | {_value(here)} |" for key, paper, here in differences]
+    lines = dict.fromkeys(f"| `{key}` | {_value(paper)} | {_value(here)} |" for key, paper, here in differences)
     return "\n".join(["| key of the recipe | paper | here |", "|---|---|---|", *lines])
 
 

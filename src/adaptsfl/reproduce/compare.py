@@ -23,7 +23,6 @@ from adaptsfl.simulation.folder import Run
 Verdict = Literal["holds", "holds in part", "does not hold", "not tried"]
 POINTS = 1.0  # accuracies that differ by less are equal
 TIMES = 0.05  # and times, as a share
-WORTHWHILE = 0.9  # of the better accuracy: the least that a common accuracy may be
 
 IN_POINTS, IN_PERCENT = " points", " %"
 _DECIMALS = {IN_POINTS: 2, IN_PERCENT: 1}
@@ -104,13 +103,8 @@ def lower(difference: Number) -> bool:
 
 
 def target_of(*compared: Seeds) -> float:
-    """Return the accuracy to which times are compared: about the highest that all reach, if that is worth while.
-
-    One that learns next to nothing would set a target that all others pass at once. The target is therefore at least
-    `WORTHWHILE` of the most accurate one's accuracy; of one that never gets there only a least time is known.
-    """
-    best = max(spread(map(converged_accuracy, runs.values())).mean for runs in compared)
-    return max(common_target(run for runs in compared for run in runs.values()), WORTHWHILE * best)
+    """Return the accuracy to which their times are compared."""
+    return common_target(runs.values() for runs in compared)
 
 
 def time_ratio(slow: Seeds, fast: Seeds, target: float) -> Number:

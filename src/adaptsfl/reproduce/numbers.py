@@ -4,7 +4,7 @@
 evaluations, it has converged where it first comes within 2 % of its own highest, and that highest is the converged
 accuracy. Because: a test accuracy jumps by more than 0.02 % from one evaluation to the next, so the printed rule stops
 where chance has it. A policy that learns little converges early by either rule; times that are compared are therefore
-those to one accuracy for all, the highest that every policy reaches (`common_target`).
+those to one accuracy for all, about the highest that every policy reaches (`common_target`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,7 @@ from adaptsfl.simulation.folder import Run
 WINDOW = 5  # evaluations that are averaged
 NEARLY = 0.98  # of the highest accuracy
 SAFELY = 0.99  # of the accuracy that every run reaches
+WORTHWHILE = 0.9  # of the best policy's accuracy: the least that a common accuracy may be
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,18 @@ def time_to(run: Run, target: float) -> float | None:
     return float(np.interp(target, accuracies[first - 1 : first + 1], seconds[first - 1 : first + 1]))
 
 
-def common_target(runs: Iterable[Run]) -> float:
-    """Return an accuracy that every one of the runs reaches, close to the highest such."""
-    return SAFELY * min(converged_accuracy(run) for run in runs)
+def common_target(compared: Iterable[Iterable[Run]]) -> float:
+    """Return the accuracy to which times are compared: about the highest that all reach, if that is worth while.
+
+    One that learns next to nothing would set a target that all others pass at once. The target is therefore at least
+    `WORTHWHILE` of the most accurate one's accuracy; of one that never gets there only a least time is known.
+
+    Args:
+        compared: for each of those compared its runs, which differ in their seed, or their fleet, only.
+    """
+    reached = [[converged_accuracy(run) for run in runs] for runs in compared]
+    best = max(spread(accuracies).mean for accuracies in reached)
+    return max(SAFELY * min(map(min, reached)), WORTHWHILE * best)
 
 
 def mean_time_to(runs: Sequence[Run], target: float) -> Spread | None:

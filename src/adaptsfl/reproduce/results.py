@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.table import Table
 
 from adaptsfl.errors import InvalidInput
-from adaptsfl.report.page import write_page, write_text
+from adaptsfl.report.markup import write_text
+from adaptsfl.report.page import write_page
 from adaptsfl.report.tables import plain_table
 from adaptsfl.reproduce.claims import ClaimRow, judge
 from adaptsfl.reproduce.claims_page import claims_markdown, load_findings, with_findings

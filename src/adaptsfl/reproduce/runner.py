@@ -9,7 +9,6 @@ OUT/
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaptsfl.errors import InvalidInput
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Panel, Scale, load_studies, study_names
 from adaptsfl.simulation.experiment import TRAJECTORIES, Experiment
@@ -26,8 +25,8 @@ class Reproduction:
         seeds: how many runs of each policy, instead of what the files say.
 
     Attributes:
-        panels: those whose runs the figures show, each once, also where another figure owns them.
-        experiments: theirs, in the same order.
+        panels: one for each experiment behind the figures.
+        experiments: in the same order.
     """
 
     def __init__(
@@ -42,30 +41,25 @@ class Reproduction:
     ) -> None:
         names = study_names(recipes) if not figures or "all" in figures else list(figures)
         self.studies = load_studies(names, scale, folder=recipes, overrides=overrides)
-        wanted = dict.fromkeys(panel.runs for study in self.studies for panel in study.panels if panel.runs)
-        owners = list(dict.fromkeys(key.partition("/")[0] for key in wanted))
-        known = load_studies(owners, scale, folder=recipes, overrides=overrides)
-        found = {panel.key: panel for study in known for panel in study.panels if panel.runs == panel.key}
-        for key in wanted:
-            if key not in found:
-                raise InvalidInput("runs", f"is {key!r}, which has no runs of its own", "Give another figure/panel")
-        self.panels = [found[key] for key in wanted]
+        self.panels = list(
+            {panel.runs: panel for study in self.studies for panel in study.panels if panel.runs}.values()
+        )
         self.experiments = [self._experiment(panel, folder, seeds) for panel in self.panels]
 
     @staticmethod
     def _experiment(panel: Panel, folder: Path, seeds: int | None) -> Experiment:
         return Experiment(
             panel.recipe,
-            folder / panel.figure / panel.name,
+            folder / panel.runs,
             seeds=seeds or panel.seeds,
             trajectories=folder / TRAJECTORIES,
             keep_models=False,
         )
 
     def execute(self, processes: int = 1, watcher: SideWatcher | None = None) -> Evidence:
-        """Do every run that is not done yet; return all that are whole, by panel."""
+        """Do every run that is not done yet; return all that there are, by panel."""
         runs = execute_side_by_side(self.experiments, processes, watcher)
-        whole = {
+        by_panel = {
             panel.key: tuple(run for run in found if run.whole) for panel, found in zip(self.panels, runs, strict=True)
         }
-        return Evidence(tuple(self.studies), whole)
+        return Evidence(tuple(self.studies), by_panel)

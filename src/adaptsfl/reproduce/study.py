@@ -20,7 +20,7 @@ then, in the same order, what each says for the scale.
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -188,6 +188,9 @@ def _panel(
     overrides: Sequence[str],
 ) -> Panel:
     source = f"{folder / figure}.toml, panel {name}"
+    if panel.runs is not None:
+        shown = _owner(panel.runs, scale, folder, overrides, source)
+        return replace(shown, figure=figure, name=name, title=panel.title, draw=panel.draw)
     own = [*layers, *(() if panel.extends is None else _chain(folder, panel.extends)), panel]
     scales = [layer.scales[scale] for layer in own if scale in layer.scales]
     printed = _laid_over([layer.recipe for layer in own])
@@ -206,12 +209,24 @@ def _panel(
         name=name,
         title=panel.title,
         draw=panel.draw,
-        runs="" if panel.draw == "overhead" else panel.runs or f"{figure}/{name}",
+        runs="" if panel.draw == "overhead" else f"{figure}/{name}",
         recipe=parse(Recipe, {"name": f"{figure}/{name}", **scaled}, source=source),
         seeds=checks.whole_number("seeds", _last(scales, "seeds") or 1),
         sweep=sweep,
         differences=tuple(_differences(printed, scaled)),
     )
+
+
+def _owner(key: str, scale: Scale, folder: Path, overrides: Sequence[str], source: str) -> Panel:
+    """Return the panel that another one shows the runs of."""
+    figure, _, name = key.partition("/")
+    if not (folder / f"{figure}.toml").is_file():
+        raise InvalidInput("runs", f"is {key!r}, and there is no {figure}.toml", "Give figure/panel", source=source)
+    layers = list(_chain(folder, f"{figure}.toml"))
+    found = {key: panel for layer in layers for key, panel in layer.panels.items()}.get(name)
+    if found is None or found.runs is not None or found.draw == "overhead":
+        raise InvalidInput("runs", f"is {key!r}, which has no runs of its own", "Give another panel", source=source)
+    return _panel(figure, name, found, layers, scale, folder, overrides)
 
 
 def _sweep(config: SweepConfig, most: int | None) -> Sweep:

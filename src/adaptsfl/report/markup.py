@@ -1,0 +1,70 @@
+"""What our pages have in common: their style, their security, their tables."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from adaptsfl.errors import InvalidInput
+
+MOST_SHOWN = 6  # different values of one setting
+
+
+def asset(name: str) -> str:
+    """Return a file of assets/."""
+    return resources.files("adaptsfl.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """Return the template with every {{name}} replaced, in one pass: what is put in is not searched again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], template)
+
+
+def write_text(text: str, out: Path) -> None:
+    """Write a page, creating its folder."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise InvalidInput(
+            "report", f"{out} cannot be written ({error.strerror})", "Give a file in a folder that can be written"
+        ) from None
+
+
+def security(css: str, script: str = "", *, images: bool = False) -> str:
+    """Return a Content-Security-Policy that lets nothing in but this style, this script and the page's own images."""
+
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    allowed = [
+        "default-src 'none'",
+        *([f"script-src 'sha256-{digest(script)}'"] if script else []),
+        f"style-src 'sha256-{digest(css)}'",
+        *(["img-src data:"] if images else []),
+    ]
+    return "; ".join([*allowed, "base-uri 'none'", "form-action 'none'"])
+
+
+def table(headings: Sequence[str], rows: Sequence[str]) -> str:
+    """Return a table of rows that are markup already."""
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return every key with its value, or with its different values."""
+    found = {}
+    for key in dict.fromkeys(key for table in tables for key in table):
+        values = list(dict.fromkeys(str(table.get(key, "–")) for table in tables))
+        found[key] = ", ".join(values[:MOST_SHOWN]) + (", …" if len(values) > MOST_SHOWN else "")
+    return found
+
+
+def settings(entries: Mapping[str, str]) -> str:
+    """Return names and values as a list."""
+    return f"<dl>{''.join(f'<dt>{escape(key)}</dt><dd>{escape(value)}</dd>' for key, value in entries.items())}</dl>"

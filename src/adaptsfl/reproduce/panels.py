@@ -1,0 +1,417 @@
+"""The numbers of one panel, as they are drawn and as they are written beside the drawing for others to draw again.
+
+A line is the mean of up to `numbers.WINDOW` evaluations: what converged accuracies and times are read from. Its first
+points are means of the few that there are. Tables have both, the accuracies and their means.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adaptsfl.checks import FloatArray
+from adaptsfl.config import ModelConfig, TrainingConfig
+from adaptsfl.costs import BITS_PER_BYTE, CutCosts
+from adaptsfl.loading import model_costs
+from adaptsfl.report.series import OURS, Curve, Spread, mean_curve, spread
+from adaptsfl.reproduce.numbers import (
+    NEARLY,
+    WINDOW,
+    Evidence,
+    aggregations,
+    common_target,
+    converged_accuracy,
+    converged_s,
+    epochs,
+    label_of,
+    mean_time_to,
+    time_to,
+)
+from adaptsfl.reproduce.study import Drawing, Panel, Study
+from adaptsfl.simulation.folder import Run
+
+PAPER_ORDER = (OURS, "rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams")
+GIGA, MEGA = 1e9, 1e6
+LONGEST = 8.0  # times the whole run of ours, to which a time axis goes at most
+FAR_APART = 10.0  # lengths of runs that differ by more are shown on a logarithmic axis
+ROOM, LITTLE_MORE = 1.05, 1.6
+
+_LINES = f"Lines are means of the last {WINDOW} evaluations and over seeds, bands one standard deviation of the seeds."
+EXPLANATIONS: dict[Drawing, str] = {
+    "epochs": _LINES,
+    "aggregations": _LINES,
+    "time": _LINES,
+    "converged": (
+        f"Accuracy is the highest mean of {WINDOW} evaluations, time that to {100 * NEARLY:g} % of it; whiskers are "
+        "one standard deviation of the seeds. A policy that learns less may converge sooner: the files also have the "
+        "times to one accuracy for all."
+    ),
+    "sweep": "Times are those to one accuracy for all runs of a panel, close to the highest that all of them reach.",
+    "overhead": "What one device computes and exchanges with one mini-batch, and its layers when they are averaged.",
+}
+
+Row = Sequence[object]
+
+
+class Table(NamedTuple):
+    """What a CSV file holds."""
+
+    columns: tuple[str, ...]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Accuracy of one policy: the mean over its seeds."""
+
+    policy: str
+    label: str
+    curve: Curve
+
+
+@dataclass(frozen=True)
+class Converged:
+    """One policy's converged accuracy, the time to it, and the time to what every policy reaches."""
+
+    policy: str
+    label: str
+    accuracy: Spread
+    time_s: Spread
+    to_target_s: Spread | None
+
+
+@dataclass(frozen=True)
+class SweepLine:
+    """One policy along a sweep; None where its runs are missing or do not get to the target."""
+
+    policy: str
+    label: str
+    times_s: tuple[Spread | None, ...]
+
+
+class TimeAxis(NamedTuple):
+    """Where a time axis ends, in seconds, whether it is logarithmic, and whether all of every run is seen."""
+
+    end_s: float
+    logarithmic: bool
+    whole: bool
+
+
+class Overhead(NamedTuple):
+    """What a device computes and sends at every cut: per round, and (its layers) per aggregation; one way each."""
+
+    names: tuple[str, ...]
+    compute_gflop: FloatArray
+    activations_mb: FloatArray
+    gradients_mb: FloatArray
+    model_mb: FloatArray
+
+
+def runs_shown(evidence: Evidence, panel: Panel) -> dict[str, tuple[Run, ...]]:
+    """Return the runs of a panel by policy, the paper's first and in its order: those that ended and were evaluated."""
+    if not panel.runs:
+        return {}
+    found = [run for run in evidence.of(panel.key) if run.whole and np.isfinite(run.evaluations.accuracies).any()]
+    names = dict.fromkeys(run.policy for run in found)
+    order = {name: k for k, name in enumerate(PAPER_ORDER)}
+    ordered = sorted(names, key=lambda name: order.get(name, len(order)))
+    return {name: tuple(run for run in found if run.policy == name) for name in ordered}
+
+
+def missing(evidence: Evidence, panel: Panel) -> str:
+    """Return in words why a panel has nothing to show; empty if it has."""
+    if not panel.runs or runs_shown(evidence, panel):
+        return ""
+    found = evidence.of(panel.key)
+    if not found:
+        return f"{panel.runs} was not run"
+    failed = sum(run.status == "failed" for run in found)
+    return f"{panel.runs}: none of {len(found)} runs came to an end" + (f", {failed} failed" if failed else "")
+
+
+def lines(evidence: Evidence, panel: Panel) -> list[Line]:
+    """Return accuracies against what the panel's x axis has."""
+    return [
+        Line(policy, label_of(runs[0]), mean_curve([_one_per_x(*_smoothed(run, panel.draw)) for run in runs]))
+        for policy, runs in runs_shown(evidence, panel).items()
+    ]
+
+
+def _smoothed(run: Run, draw: str) -> tuple[FloatArray, FloatArray]:
+    """Return x and the mean of `WINDOW` evaluations up to there, or of as many as there are."""
+    known = np.isfinite(run.evaluations.accuracies)
+    accuracies = run.evaluations.accuracies[known]
+    means = [float(accuracies[max(0, k - WINDOW + 1) : k + 1].mean()) for k in range(accuracies.size)]
+    return _x(run, draw)[known], np.array(means, dtype=np.float64)
+
+
+def _x(run: Run, draw: str) -> FloatArray:
+    if draw == "epochs":
+        return epochs(run)
+    return aggregations(run) if draw == "aggregations" else run.evaluations.seconds
+
+
+def _one_per_x(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Keep the last of those that share an x: between two aggregations there may be several evaluations."""
+    last = np.append(np.diff(x) > 0, True) if x.size else np.zeros(0, dtype=bool)
+    return x[last], y[last]
+
+
+def time_axis(evidence: Evidence, panel: Panel) -> TimeAxis:
+    """Return an axis on which the fastest and the slowest can be seen.
+
+    It is logarithmic in all panels of a figure, or in none. Else it ends where the last policy has converged, at
+    `LONGEST` times the whole run of ours at most; where little more would show all of every run, it does.
+    """
+    shown = runs_shown(evidence, panel)
+    longest = max(run.time_s for runs in shown.values() for run in runs)
+    beside = [other for study in evidence.studies for other in study.panels if other.figure == panel.figure]
+    if any(_far_apart(evidence, other) for other in beside if other.draw == "time"):
+        return TimeAxis(longest, True, True)
+    needed = max(converged_s(run) for runs in shown.values() for run in runs)
+    ours = max((run.time_s for run in shown.get(OURS, ())), default=longest)
+    end_s = max(ours, min(needed, LONGEST * ours))
+    whole = longest < LITTLE_MORE * end_s
+    return TimeAxis(ROOM * longest if whole else end_s, False, whole)
+
+
+def _far_apart(evidence: Evidence, panel: Panel) -> bool:
+    lengths = [np.mean([run.time_s for run in runs]) for runs in runs_shown(evidence, panel).values()]
+    return bool(lengths) and max(lengths) > FAR_APART * min(lengths)
+
+
+def longest_s(evidence: Evidence, study: Study) -> float:
+    """Return the longest time that a figure shows: its panels have one unit."""
+    found = [0.0]
+    for panel in study.panels:
+        if not runs_shown(evidence, panel):
+            continue
+        if panel.draw == "time":
+            found.append(time_axis(evidence, panel).end_s)
+        elif panel.draw == "converged":
+            found += [one.time_s.mean for one in converged(evidence, panel)[1]]
+        elif panel.draw == "sweep":
+            found += [time.mean for line in sweep(evidence, panel)[1] for time in line.times_s if time is not None]
+    return max(found)
+
+
+def converged(evidence: Evidence, panel: Panel) -> tuple[float, list[Converged]]:
+    """Return the accuracy to which times are compared, and what each policy came to."""
+    shown = runs_shown(evidence, panel)
+    target = common_target(shown.values())
+    return target, [
+        Converged(
+            policy,
+            label_of(runs[0]),
+            spread(converged_accuracy(run) for run in runs),
+            spread(converged_s(run) for run in runs),
+            mean_time_to(runs, target),
+        )
+        for policy, runs in shown.items()
+    ]
+
+
+def sweep(evidence: Evidence, panel: Panel) -> tuple[float, list[SweepLine]]:
+    """Return the accuracy to which times are compared, and each policy's time to it along the sweep."""
+    assert panel.sweep is not None
+    shown = runs_shown(evidence, panel)
+    target = common_target(shown.values())
+    found = []
+    for policy, runs in shown.items():
+        by_fleet = [[run for run in runs if run.fleet == fleet] for fleet in panel.sweep.fleets]
+        times = tuple(mean_time_to(members, target) for members in by_fleet)
+        found.append(SweepLine(policy, label_of(runs[0]), times))
+    return target, found
+
+
+def overhead(panel: Panel) -> Overhead:
+    """Return what every cut of the panel's model costs a device, for one mini-batch."""
+    return _overhead(panel.recipe.model.model_dump_json(), panel.recipe.training.model_dump_json())
+
+
+@lru_cache(maxsize=4)
+def _overhead(model: str, training: str) -> Overhead:
+    """Profiling takes seconds, and a picture and its table ask for the same."""
+    settings = TrainingConfig.model_validate_json(training)
+    costs = model_costs(ModelConfig.model_validate_json(model), settings.batch_size, settings.optimizer)
+    return overhead_of(costs, settings.batch_size)
+
+
+def overhead_of(costs: CutCosts, batch_size: int) -> Overhead:
+    """Return the costs of every cut in the units of the figure."""
+    megabyte = BITS_PER_BYTE * MEGA
+    return Overhead(
+        tuple(costs.name(cut) for cut in range(1, costs.layers + 1)),
+        batch_size * (costs.forward_flops + costs.backward_flops) / GIGA,
+        batch_size * costs.activation_bits / megabyte,
+        batch_size * costs.gradient_bits / megabyte,
+        costs.client_model_bits / megabyte,
+    )
+
+
+def table(evidence: Evidence, panel: Panel) -> Table:
+    """Return every number that the panel shows, and those of single seeds behind it; times in seconds."""
+    match panel.draw:
+        case "converged":
+            return _converged_table(evidence, panel)
+        case "sweep":
+            return _sweep_table(evidence, panel)
+        case "overhead":
+            return _overhead_table(overhead(panel))
+        case draw:
+            x = "time_s" if draw == "time" else draw
+            columns = ("policy", "label", "seed", "round", x, "accuracy", "smoothed_accuracy", "spread")
+            return Table(columns, list(_line_rows(evidence, panel)))
+
+
+def _line_rows(evidence: Evidence, panel: Panel) -> Iterator[Row]:
+    """One row per evaluation; then, where there are several seeds, one per point of the mean line."""
+    drawn = {line.policy: line for line in lines(evidence, panel)}
+    for policy, runs in runs_shown(evidence, panel).items():
+        label = drawn[policy].label
+        for run in runs:
+            x, means = _smoothed(run, panel.draw)
+            known = np.isfinite(run.evaluations.accuracies)
+            raw, rounds = run.evaluations.accuracies[known], run.evaluations.rounds[known]
+            for values in zip(rounds.tolist(), x.tolist(), raw.tolist(), means.tolist(), strict=True):
+                yield policy, label, run.seed, *values, ""
+        curve = drawn[policy].curve
+        if curve.spread is not None:
+            for at, mean, deviation in zip(curve.x.tolist(), curve.mean.tolist(), curve.spread.tolist(), strict=True):
+                yield policy, label, "mean", "", at, "", mean, deviation
+
+
+def _converged_table(evidence: Evidence, panel: Panel) -> Table:
+    """One row per seed, then their mean with its spread."""
+    columns = ("policy", "label", "seed", "converged_accuracy", "converged_s", "target_accuracy", "time_to_target_s")
+    spreads = tuple(f"{name}_spread" for name in (columns[3], columns[4], columns[6]))
+    target, found = converged(evidence, panel)
+    shown = runs_shown(evidence, panel)
+    rows: list[Row] = []
+    for one in found:
+        rows += [(one.policy, one.label, run.seed, *_outcome(run, target), "", "", "") for run in shown[one.policy]]
+        if one.accuracy.spread is not None:
+            reached, deviation = _or_empty(one.to_target_s)
+            means = (one.accuracy.mean, one.time_s.mean, target, reached)
+            rows.append((one.policy, one.label, "mean", *means, one.accuracy.spread, one.time_s.spread, deviation))
+    return Table((*columns, *spreads), rows)
+
+
+def _sweep_table(evidence: Evidence, panel: Panel) -> Table:
+    """One row per seed and fleet, then the mean over seeds that is drawn."""
+    assert panel.sweep is not None
+    columns = ("policy", "label", "fleet", "x", "seed", "converged_accuracy", "converged_s")
+    target, found = sweep(evidence, panel)
+    shown = runs_shown(evidence, panel)
+    rows: list[Row] = []
+    for line in found:
+        for k, (fleet, x) in enumerate(zip(panel.sweep.fleets, panel.sweep.xs, strict=True)):
+            place = (line.policy, line.label, fleet, x)
+            runs = [run for run in shown[line.policy] if run.fleet == fleet]
+            rows += [(*place, run.seed, *_outcome(run, target), "") for run in runs]
+            if len(runs) > 1:
+                accuracy = spread(converged_accuracy(run) for run in runs).mean
+                time_s = spread(converged_s(run) for run in runs).mean
+                rows.append((*place, "mean", accuracy, time_s, target, *_or_empty(line.times_s[k])))
+    return Table((*columns, "target_accuracy", "time_to_target_s", "time_to_target_s_spread"), rows)
+
+
+def _outcome(run: Run, target: float) -> tuple[float, float, float, float | str]:
+    reached = time_to(run, target)
+    return converged_accuracy(run), converged_s(run), target, "" if reached is None else reached
+
+
+def _or_empty(value: Spread | None) -> tuple[object, object]:
+    return ("", "") if value is None else (value.mean, "" if value.spread is None else value.spread)
+
+
+def _overhead_table(found: Overhead) -> Table:
+    names, *columns = found
+    rows: list[Row] = list(zip(range(1, len(names) + 1), names, *(column.tolist() for column in columns), strict=True))
+    return Table(("cut", "layer", *Overhead._fields[1:]), rows)
+
+
+def explanation(study: Study) -> str:
+    """Return how a figure is to be read."""
+    return " ".join(dict.fromkeys(EXPLANATIONS[panel.draw] for panel in study.panels))
+
+
+def caption(study: Study, evidence: Evidence) -> list[str]:
+    """Return what has to be said of a figure wherever it goes: its scale, and what its axes leave out."""
+    return [_scale_words(study, evidence), *_notes(study, evidence)]
+
+
+def _scale_words(study: Study, evidence: Evidence) -> str:
+    runs = [run for panel in study.panels for of_one in runs_shown(evidence, panel).values() for run in of_one]
+    seeds, rounds = {run.seed for run in runs}, sorted({run.rounds for run in runs})
+    models = _model_words([run.recipe.get("model") or {} for run in runs])
+    data = list(dict.fromkeys(str((run.recipe.get("data") or {}).get("name", "")) for run in runs))
+    span = f"{rounds[0]:,}" if rounds[0] == rounds[-1] else f"{rounds[0]:,} to {rounds[-1]:,}"
+    expected = sum(_expected(evidence, panel) for panel in study.panels)
+    words = [
+        f"Scale: {study.scale}",
+        f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}",
+        f"{span} rounds",
+        models,
+        " and ".join(data),
+    ]
+    if len(runs) < expected:
+        words.append(f"{len(runs)} of {expected} runs")
+    return " · ".join(word for word in words if word)
+
+
+def _expected(evidence: Evidence, panel: Panel) -> int:
+    """Return how many runs a panel has when all are there; another panel's runs are counted by what that one says.
+
+    Seeds may be more than the recipe has: the command can ask for them.
+    """
+    if not panel.runs:
+        return 0
+    source = evidence.panel(panel.runs) or panel
+    asked = source.recipe.run
+    seeds = max(source.seeds, len({run.seed for run in evidence.of(panel.key)}))
+    return 0 if asked is None else len(asked.policies) * seeds * max(1, len(asked.fleets))
+
+
+def _model_words(models: Sequence[Mapping[str, Any]]) -> str:
+    """Return what learns and what is charged: `vgg16 at width 0.125, charged at width 1.0`."""
+    named: dict[str, dict[str, None]] = {}
+    for model in models:
+        options, charged = model.get("options") or {}, model.get("charged_as") or {}
+        changed = [key for key, value in charged.items() if options.get(key) != value]
+        learns = ", ".join(f"{key} {options.get(key, 'by default')}" for key in changed)
+        counts = ", ".join(f"{key} {charged[key]}" for key in changed)
+        words = f" at {learns}, charged at {counts}" if changed else ""
+        named.setdefault(words, {})[str(model.get("name", ""))] = None
+    return "; ".join(" and ".join(names) + words for words, names in named.items())
+
+
+def _notes(study: Study, evidence: Evidence) -> Iterator[str]:
+    timed = [panel for panel in study.panels if panel.draw == "time" and runs_shown(evidence, panel)]
+    axes = [time_axis(evidence, panel) for panel in timed]
+    if any(axis.logarithmic for axis in axes):
+        yield "Time is logarithmic."
+    if not all(axis.whole for axis in axes):
+        yield f"Time ends where all have converged, at {LONGEST:g} times AdaptSFL's run at most; slower runs go on."
+    for label, places in _without_accuracy(study, evidence).items():
+        yield f"{label} has no run that ended with an accuracy in: {'; '.join(places)}."
+    for panel in study.panels:
+        if panel.draw == "sweep" and panel.sweep is not None and runs_shown(evidence, panel):
+            for line in sweep(evidence, panel)[1]:
+                absent = [f"{x:g}" for x, time in zip(panel.sweep.xs, line.times_s, strict=True) if time is None]
+                if absent:
+                    yield f"{panel.title}: {line.label} does not get there at {', '.join(absent)}."
+
+
+def _without_accuracy(study: Study, evidence: Evidence) -> dict[str, list[str]]:
+    """Return the policies that were run and cannot be drawn, with the titles of the panels in which others are."""
+    found: dict[str, list[str]] = {}
+    for panel in study.panels:
+        shown = runs_shown(evidence, panel)
+        tried = {run.policy: run for run in evidence.of(panel.key)} if shown else {}
+        for policy, run in tried.items():
+            if policy not in shown:
+                found.setdefault(label_of(run), []).append(panel.title)
+    return found

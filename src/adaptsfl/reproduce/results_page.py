@@ -1,0 +1,194 @@
+"""All figures and claims of one scale as one HTML page that fetches nothing and runs no script."""
+
+import base64
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from adaptsfl.report.markup import asset, filled, merged, security, settings, table, write_text
+from adaptsfl.report.plan_report import seconds
+from adaptsfl.reproduce import panels
+from adaptsfl.reproduce.claims import ClaimRow
+from adaptsfl.reproduce.drawings import csv_name
+from adaptsfl.reproduce.numbers import Evidence
+from adaptsfl.reproduce.study import Panel, Study
+
+CLAIM_COLUMNS = ("figure", "claim", "paper", "measured", "verdict")
+DIFFERENCE_COLUMNS = ("key", "paper", "here", "in")
+COLOURS = {"holds": "good", "holds in part": "part", "does not hold": "bad"}  # of verdicts; any other is open
+
+
+def write_results_page(
+    evidence: Evidence, figures: Path, claims: Sequence[ClaimRow], out: Path, *, commands: Sequence[str] = ()
+) -> None:
+    """Write the page to `out`.
+
+    Args:
+        figures: where `drawings.write_figure` put its files.
+        claims: in the order of the table.
+        commands: with which all of it is made again.
+    """
+    write_text(_page(evidence, figures, claims, out, commands), out)
+
+
+def _page(evidence: Evidence, figures: Path, claims: Sequence[ClaimRow], out: Path, commands: Sequence[str]) -> str:
+    css = asset("page.css") + asset("results.css")
+    shown = [study for study in evidence.studies if any(panels.runs_shown(evidence, panel) for panel in study.panels)]
+    absent = [study for study in evidence.studies if study not in shown]
+    parts = {
+        "policy": security(css, images=True),
+        "css": css,
+        "title": escape(_title(evidence)),
+        "lead": escape(_lead(evidence, shown, absent)),
+        "nav": " ".join(f'<a href="#{_anchor(study)}">{escape(study.figure)}</a>' for study in shown),
+        "claims": _claims(claims),
+        "figures": "".join(_figure(study, evidence, figures, out.parent) for study in shown),
+        "scale": _scale(evidence.studies),
+        "setup": "".join(_setup(evidence, commands)),
+    }
+    return filled(asset("results.html"), parts)
+
+
+def _title(evidence: Evidence) -> str:
+    scales = list(dict.fromkeys(study.scale for study in evidence.studies))
+    return f"The paper’s figures at {' and '.join(scales) or 'no'} scale"
+
+
+def _lead(evidence: Evidence, shown: Sequence[Study], absent: Sequence[Study]) -> str:
+    runs = [run for found in evidence.runs.values() for run in found]
+    words = f"{len(shown)} of {len(evidence.studies)} figures, from {len(runs):,} runs. "
+    words += "Training times are virtual: what the fleet would have taken."
+    unfinished = sum(not run.whole for run in runs)
+    if unfinished:
+        words += f" {unfinished} of {len(runs):,} runs did not finish and are left out."
+    return words + (f" Without runs: {', '.join(study.figure for study in absent)}." if absent else "")
+
+
+def _anchor(study: Study) -> str:
+    return "figure-" + quote(study.name, safe="")
+
+
+def _claims(claims: Sequence[ClaimRow]) -> str:
+    if not claims:
+        return '<p class="note">None were judged.</p>'
+    rows = []
+    for claim in claims:
+        badge = f'<span class="verdict {COLOURS.get(claim.verdict, "open")}">{escape(claim.verdict)}</span>'
+        said = f"{escape(claim.claim)}<small>{escape(claim.criterion)}</small>"
+        note = f"<small>{escape(claim.note)}</small>" if claim.note else ""
+        cells = [said, escape(claim.paper), escape(claim.measured) + note, badge]
+        cells_text = "".join(f"<td>{cell}</td>" for cell in cells)
+        rows.append(f'<tr><th scope="row">{escape(claim.figure)}</th>{cells_text}</tr>')
+    return _scrolling("Claims", "claims", table(CLAIM_COLUMNS, rows))
+
+
+def _scrolling(label: str, kind: str, content: str) -> str:
+    return f'<div class="scroll {kind}" tabindex="0" role="region" aria-label="{label}">{content}</div>'
+
+
+def _figure(study: Study, evidence: Evidence, figures: Path, here: Path) -> str:
+    name = _anchor(study)
+    drawn = (figures / f"{study.name}.png").is_file()
+    words = [panels.explanation(study), *(() if drawn else panels.caption(study, evidence))]  # the picture has these
+    files = [(label, file) for label, file in _files(study, figures, here) if file.is_file()]
+    links = "".join(f'<li><a href="{_link(file, here)}">{escape(label)}</a></li>' for label, file in files)
+    return (
+        f'<section id="{name}" aria-labelledby="h-{name}">'
+        f'<h2 id="h-{name}">{escape(study.figure)}: {escape(study.title)}</h2>'
+        f"<figure>{_picture(study, figures)}<figcaption>{escape(' '.join(words))}</figcaption></figure>"
+        f'<ul class="files">{links}</ul></section>'
+    )
+
+
+def _picture(study: Study, figures: Path) -> str:
+    """Return the figure as part of the page: a PNG looks the same whatever fonts there are."""
+    file = figures / f"{study.name}.png"
+    if not file.is_file():
+        return '<p class="note">Not drawn. Its numbers are in the files below.</p>'
+    data = base64.b64encode(file.read_bytes()).decode()
+    titles = "; ".join(panel.title for panel in study.panels)
+    words = escape(f"{study.figure}, {study.title}: {titles}. Its numbers are in the files below.")
+    return f'<img class="picture" alt="{words}" src="data:image/png;base64,{data}">'
+
+
+def _files(study: Study, figures: Path, here: Path) -> Iterator[tuple[str, Path]]:
+    """Give what may lie beside the page: the picture, the numbers of every panel, the experiment behind it."""
+    yield "PNG", figures / f"{study.name}.png"
+    yield "SVG", figures / f"{study.name}.svg"
+    for panel in study.panels:
+        yield f"{panel.title}: numbers (CSV)", figures / csv_name(panel)
+    for runs in dict.fromkeys(panel.runs for panel in study.panels if panel.runs):
+        yield f"{runs}: every run", here / runs / "report.html"
+
+
+def _link(file: Path, here: Path) -> str:
+    return quote(Path(os.path.relpath(file, here)).as_posix())
+
+
+def _scale(studies: Sequence[Study]) -> str:
+    """Return what is not as in the paper, in words and key by key."""
+    words = list(dict.fromkeys(change for study in studies for change in study.changes))
+    rows = list(_difference_rows(studies))
+    if not words and not rows:
+        return '<p class="note">Nothing: this is the paper’s setting.</p>'
+    spoken = "".join(f"<li>{escape(change.strip())}</li>" for change in words)
+    listed = _scrolling("Differences", "changes", table(DIFFERENCE_COLUMNS, rows)) if rows else ""
+    return f'<ul class="words">{spoken}</ul><h3>Key by key</h3>{listed}'
+
+
+def _difference_rows(studies: Sequence[Study]) -> Iterator[str]:
+    """Give every changed key once, with the figures in which it is; a panel of another's runs has none of its own."""
+    own = [(study, panel) for study in studies for panel in study.panels if _has_runs(panel)]
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for study, panel in own:
+        for key, paper, here in panel.differences:
+            found.setdefault((key, _value(paper), _value(here)), {})[study.figure] = None
+    everywhere = list(dict.fromkeys(study.figure for study, _ in own))
+    for (key, paper, here), places in sorted(found.items()):
+        where = "all" if list(places) == everywhere else ", ".join(places)
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in (paper, here, where))
+        yield f'<tr><th scope="row">{escape(key)}</th>{cells}</tr>'
+
+
+def _has_runs(panel: Panel) -> bool:
+    return panel.runs == panel.key
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _setup(evidence: Evidence, commands: Sequence[str]) -> Iterator[str]:
+    if commands:
+        lines = "\n".join(escape(command) for command in commands)
+        yield f"<h3>Commands</h3><pre>{lines}</pre>"
+    runs = [run for found in evidence.runs.values() for run in found]
+    yield "<h3>Real time</h3>"
+    yield settings({**_wall_times(evidence), "all": seconds(sum(run.wall_s for run in runs))})
+    yield "<h3>Machine</h3>"
+    yield settings({**_machine(), **merged([run.versions for run in runs])})
+
+
+def _wall_times(evidence: Evidence) -> Mapping[str, str]:
+    return {key: f"{seconds(sum(run.wall_s for run in runs))}, {len(runs)} runs" for key, runs in evidence.runs.items()}
+
+
+def _machine() -> Mapping[str, str]:
+    """Return where the page is written, which is where the runs were made unless somebody copied them."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count() or "unknown"),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def machine_words() -> str:
+    """Return the same in a line."""
+    return ", ".join(f"{name} {value}" for name, value in _machine().items())
