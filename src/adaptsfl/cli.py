@@ -255,12 +255,8 @@ def reproduce(
         asked = Reproduction(
             figures or (), scale, folder, recipes=recipes or recipes_folder(), overrides=override or (), seeds=seeds
         )
-        progress = SideProgress(
-            Console(stderr=True, emoji=False),
-            asked.experiments,
-            [panel.runs for panel in asked.panels],
-            quiet=quiet,
-        )
+        experiments = list(asked.experiments.values())
+        progress = SideProgress(Console(stderr=True, emoji=False), experiments, list(asked.experiments), quiet=quiet)
         try:
             with progress.watching() as watcher:
                 evidence = asked.execute(jobs, watcher)
@@ -268,7 +264,7 @@ def reproduce(
             _say(f"stopped. What was done is in {folder}; the same command goes on from there.")
             raise typer.Exit(130) from None
         for task, error in progress.failures:
-            where = asked.experiments[task.experiment].folder / task.job.folder_name
+            where = experiments[task.experiment].folder / task.job.folder_name
             _complain(f"{where}: {message_of(error)}")
         written = write_results(evidence, folder, results or folder, recipes or recipes_folder(), _command())
         console = _console()

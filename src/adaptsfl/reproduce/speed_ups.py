@@ -19,7 +19,7 @@ class SpeedUps:
         ratios: the others' times over ours; a bound where one never gets there.
     """
 
-    title: str
+    name: str
     target: float
     times: dict[str, Number]
     ratios: dict[str, Number]
@@ -43,9 +43,8 @@ def _panel(evidence: Evidence, key: str) -> SpeedUps:
         raise Missing(f"{key} {OURS}")
     target = target_of(*runs.values())
     names = {policy: label_of(next(iter(seeds.values()))) for policy, seeds in runs.items()}
-    panel = evidence.panel(key)
     return SpeedUps(
-        title=key if panel is None else panel.title,
+        name=key.partition("/")[2],
         target=target,
         times={names[policy]: mean_seconds(seeds, target) for policy, seeds in runs.items()},
         ratios={
@@ -59,7 +58,7 @@ def speed_up_rows(found: list[SpeedUps]) -> tuple[list[str], list[list[str]]]:
     others = list(dict.fromkeys(name for panel in found for name in panel.ratios))
     rows = [
         [
-            panel.title,
+            panel.name,
             f"{100 * panel.target:.3g} %",
             str(next(iter(panel.times.values()))),
             *(str(panel.ratios.get(name, "–")) for name in others),
