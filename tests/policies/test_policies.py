@@ -156,6 +156,17 @@ def test_ma_rms_takes_the_best_interval_for_its_cuts():
         assert decided.plan.interval == int(np.argmin(times)) + 1
 
 
+@pytest.mark.parametrize("name", CONVERGING)
+def test_where_drift_is_to_be_measured_the_interval_lets_it_drift(name):
+    """Without that, who once plans I = 1 would never learn how much longer intervals lose."""
+    model = dataclasses.replace(by_hand().convergence, drift_per_layer=np.full(3, 0.015))
+    found = {probe: made(name).decide(seen(convergence=model, probe=probe)).plan.interval for probe in (1, 4, 50)}
+    assert found[4] == max(4, found[1])
+    assert found[1] < found[50] < 50  # as long as any progress is left
+    limited = seen(convergence=model, probe=4, limits=PlannerConfig(max_interval=2))
+    assert made(name).decide(limited).plan.interval <= 2
+
+
 def test_estimates_are_asked_for_by_those_who_look_at_them():
     assert {name for name, policy in POLICIES.items() if policy.estimates} == {"adaptsfl", "rma+ms", "ma+rms"}
 

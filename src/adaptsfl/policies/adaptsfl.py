@@ -1,7 +1,7 @@
 """AdaptSFL: interval and cuts planned together, from what is measured and estimated now."""
 
-from adaptsfl import planner
-from adaptsfl.errors import InfeasiblePlan, InvalidInput
+from adaptsfl.errors import InvalidInput
+from adaptsfl.policies.place import measurable_plan
 from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
 
 
@@ -19,13 +19,5 @@ class AdaptSFL(BasePolicy):
 
     def decide(self, seen: Observation) -> Decision:
         """Return the optimum of this moment's problem; where drift is to be measured, with an interval that lets it."""
-        plan = planner.plan(seen.problem())
-        if seen.limits.interval is None:
-            longest = min(seen.probe, seen.limits.max_interval or seen.probe)
-            for interval in range(longest, plan.interval, -1):
-                try:
-                    plan = planner.plan(seen.problem(interval=interval))
-                    break
-                except InfeasiblePlan:  # so long a drift would leave no progress, as far as is known
-                    continue
+        plan = measurable_plan(seen)
         return decision(plan.cuts, plan.interval)

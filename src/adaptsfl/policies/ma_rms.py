@@ -1,7 +1,7 @@
 """MA+RMS: random cuts, and the best interval for them."""
 
-from adaptsfl import planner
 from adaptsfl.policies.draw import random_cuts
+from adaptsfl.policies.place import measurable_plan
 from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
 
 
@@ -12,7 +12,6 @@ class RandomCuts(BasePolicy):
     estimates = True
 
     def decide(self, seen: Observation) -> Decision:
-        """Draw cuts and plan the interval: Theorem 2."""
+        """Draw cuts and plan the interval: Theorem 2; where drift is to be measured, an interval that lets it."""
         cuts = random_cuts(seen)
-        interval = seen.limits.interval
-        return decision(cuts, interval or planner.plan(seen.problem(cuts=cuts)).interval)
+        return decision(cuts, seen.limits.interval or measurable_plan(seen, cuts=cuts).interval)

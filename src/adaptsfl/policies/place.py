@@ -1,4 +1,4 @@
-"""Cuts without a thought for convergence: given, the fastest, the fastest of those equal for all."""
+"""Plans with an interval that lets drift be measured; cuts without a thought for convergence."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,8 +9,24 @@ import numpy as np
 from adaptsfl import checks, planner
 from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
-from adaptsfl.planner import PlanProblem
+from adaptsfl.planner import Plan, PlanProblem
 from adaptsfl.policies.policy import Observation
+
+
+def measurable_plan(seen: Observation, **fixed: Any) -> Plan:
+    """Return the best plan of this moment; where drift is to be measured, the best with an interval that lets it.
+
+    Without this a plan of I = 1 would never be mended: nothing drifts, so nothing is learned about drift.
+    """
+    plan = planner.plan(seen.problem(**fixed))
+    if seen.limits.interval is None:
+        longest = min(seen.probe, seen.limits.max_interval or seen.probe)
+        for interval in range(longest, plan.interval, -1):
+            try:
+                return planner.plan(seen.problem(**fixed, interval=interval))
+            except InfeasiblePlan:  # so long a drift would leave no progress, as far as is known
+                continue
+    return plan
 
 
 def fastest_cuts(seen: Observation, interval: int | None) -> IntArray:
