@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -10,17 +11,28 @@ from adaptsfl.policies import Decision, Observation
 from adaptsfl.policies.fixed import Fixed
 from adaptsfl.simulation.trajectory import Learned, Store
 
+PATIENCE_S = 120.0  # a test that waits for what never comes should fail, not hang
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """Wait until something has happened."""
+    until = time.monotonic() + PATIENCE_S
+    while not happened():
+        if time.monotonic() > until:
+            raise TimeoutError
+        time.sleep(0.01)
+
 
 class Held(Fixed):
     """Waits before its third block for as long as a file exists."""
 
-    def __init__(self, file: str) -> None:
-        super().__init__(interval=2, cut=2)
+    def __init__(self, file: str, cut: int) -> None:
+        super().__init__(interval=2, cut=cut)
         self.file = Path(file)
 
     def decide(self, seen: Observation) -> Decision:
-        while seen.block == 2 and self.file.exists():
-            time.sleep(0.01)
+        if seen.block == 2:
+            wait_for(lambda: not self.file.exists())
         return super().decide(seen)
 
 

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from adaptsfl.simulation.experiment import MODEL, RECIPE, Experiment, Job, Watch
 from adaptsfl.simulation.folder import RECORD, Run, read_run
 from adaptsfl.simulation.side_by_side import SideWatcher, Task, execute_side_by_side
 from adaptsfl.training.checkpoint import has_checkpoint
+from simulation.beside import wait_for
 from simulation.tiny import recipe
 
 HELD, DEADLY = "simulation.beside:Held", "simulation.beside:Deadly"
@@ -230,8 +230,11 @@ def test_a_process_that_is_killed_loses_its_run_alone(tmp_path: Path) -> None:
 
 
 def held(folder: Path) -> Experiment:
-    """Two runs of eight rounds, both waiting after round 4 while a file exists; checkpoints only where they stop."""
-    options = {f"{HELD}@{name}": {"file": str(folder / "hold")} for name in "ab"}
+    """Two runs of eight rounds, both waiting after round 4 while a file exists; checkpoints only where they stop.
+
+    Their cuts differ, so that neither finds what it needs among the steps of the other.
+    """
+    options = {f"{HELD}@{cut}": {"file": str(folder / "hold"), "cut": cut} for cut in (2, 3)}
     content = recipe(run={"options": options, "checkpoint_every": 99})
     return Experiment(content, folder / "out", policies=list(options))
 
@@ -258,15 +261,19 @@ def test_stopped_all_runs_go_on_to_the_same_end(tmp_path: Path, unheld: dict[str
     made, begun = held(tmp_path), set()
     folders = [made.folder / job.folder_name for job in made.jobs]
 
-    def stop_when_both_wait(task: Task, _round: int, _count: int) -> None:
+    def both_wait() -> bool:
+        return all(
+            (folder / RECORD).exists() and (folder / RECORD).read_bytes().count(b"\n") == 2 for folder in folders
+        )
+
+    def stop_when_both_wait(task: Task, _rounds: int | None) -> None:
         begun.add(task)
         if len(begun) == 2:
-            while not all((folder / RECORD).read_bytes().count(b"\n") == 2 for folder in folders):
-                time.sleep(0.01)
+            wait_for(both_wait)
             interrupt_all() if stop == "everybody" else signal.raise_signal(signal.Signals[stop])
 
     with pytest.raises(KeyboardInterrupt):
-        execute_side_by_side([made], 2, SideWatcher(on_round=stop_when_both_wait))
+        execute_side_by_side([made], 2, SideWatcher(begins=stop_when_both_wait))
     assert multiprocessing.active_children() == []
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert [read_run(folder).status for folder in folders] == ["stopped"] * 2
@@ -281,7 +288,7 @@ def test_stopped_all_runs_go_on_to_the_same_end(tmp_path: Path, unheld: dict[str
 
 def test_an_error_that_nobody_takes_stops_all(tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
-    options: dict[str, Any] = {HELD: {"file": str(tmp_path / "hold")}, "fixed": {"interval": 2, "cut": 99}}
+    options: dict[str, Any] = {HELD: {"file": str(tmp_path / "hold"), "cut": 2}, "fixed": {"interval": 2, "cut": 99}}
     made = Experiment(recipe(run={"options": options}), tmp_path / "out", policies=[HELD, "fixed"])
     with pytest.raises(RunFailed, match=r"policy\.cut"):
         execute_side_by_side([made], 2)
