@@ -64,7 +64,7 @@ def test_it_says_what_was_run_and_what_the_scale_changes(page):
         "2 of 3 figures, from 20 runs.",
         "Without runs: Fig. 9.",
         "Handwritten digits of 32×32 pixels instead of CIFAR",
-        '<th scope="row">run.rounds</th><td>31250</td><td>60</td><td>all</td>',
+        '<th scope="row">run.rounds</th><td>31250</td><td>24</td><td>all</td>',
         '<th scope="row">data.name</th><td>cifar10</td><td>digits32</td><td>all</td>',
         '<th scope="row">model.charged_as.width</th><td>–</td><td>1.0</td>',
         "with any number of devices<small>Holds if it is at every point</small>",

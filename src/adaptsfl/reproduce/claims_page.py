@@ -17,7 +17,7 @@ from adaptsfl.reproduce.claims import CLAIMS, ClaimRow
 from adaptsfl.reproduce.compare import POINTS, TIMES, Verdict
 from adaptsfl.reproduce.numbers import NEARLY, SAFELY, WINDOW, WORTHWHILE, Evidence
 from adaptsfl.reproduce.speed_ups import speed_up_rows, speed_ups
-from adaptsfl.reproduce.study import SCALES, Scale
+from adaptsfl.reproduce.study import SCALES, Scale, all_differences
 
 FINDINGS = "findings.toml"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -83,8 +83,7 @@ def _head(evidence: Evidence, command: str, machine: str) -> str:
     studies = evidence.studies
     words = dict.fromkeys(word.strip() for study in studies for word in study.changes)
     scale = studies[0].scale if studies else "–"
-    panels = [panel for study in studies for panel in study.panels]
-    changed = _differences([difference for panel in panels for difference in panel.differences])
+    changed = _differences(all_differences(studies))
     wall_s = sum(run.wall_s for runs in evidence.runs.values() for run in runs)
     return "\n\n".join(
         [
@@ -99,11 +98,11 @@ def _head(evidence: Evidence, command: str, machine: str) -> str:
     )
 
 
-def _differences(differences: Sequence[tuple[str, Any, Any]]) -> str:
+def _differences(differences: Sequence[tuple[str, Any, Any, str]]) -> str:
     if not differences:
         return ""
-    lines = dict.fromkeys(f"| `{key}` | {_value(paper)} | {_value(here)} |" for key, paper, here in differences)
-    return "\n".join(["| key of the recipe | paper | here |", "|---|---|---|", *lines])
+    lines = [f"| `{key}` | {_value(paper)} | {_value(here)} | {where} |" for key, paper, here, where in differences]
+    return "\n".join(["| key of the recipe | paper | here | where |", "|---|---|---|---|", *lines])
 
 
 def _value(value: Any) -> str:

@@ -16,7 +16,7 @@ from adaptsfl.reproduce import panels
 from adaptsfl.reproduce.claims import ClaimRow
 from adaptsfl.reproduce.drawings import csv_name
 from adaptsfl.reproduce.numbers import Evidence
-from adaptsfl.reproduce.study import Panel, Study
+from adaptsfl.reproduce.study import Study, all_differences
 
 CLAIM_COLUMNS = ("figure", "claim", "paper", "measured", "verdict")
 DIFFERENCE_COLUMNS = ("key", "paper", "here", "in")
@@ -142,21 +142,10 @@ def _scale(studies: Sequence[Study]) -> str:
 
 
 def _difference_rows(studies: Sequence[Study]) -> Iterator[str]:
-    """Give every changed key once, with the figures in which it is; a panel of another's runs has none of its own."""
-    own = [(study, panel) for study in studies for panel in study.panels if _has_runs(panel)]
-    found: dict[tuple[str, str, str], dict[str, None]] = {}
-    for study, panel in own:
-        for key, paper, here in panel.differences:
-            found.setdefault((key, _value(paper), _value(here)), {})[study.figure] = None
-    everywhere = list(dict.fromkeys(study.figure for study, _ in own))
-    for (key, paper, here), places in sorted(found.items()):
-        where = "all" if list(places) == everywhere else ", ".join(places)
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in (paper, here, where))
+    """Give every changed key, with the figures in which it is."""
+    for key, paper, here, where in all_differences(studies):
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in (_value(paper), _value(here), where))
         yield f'<tr><th scope="row">{escape(key)}</th>{cells}</tr>'
-
-
-def _has_runs(panel: Panel) -> bool:
-    return panel.runs == panel.key
 
 
 def _value(value: Any) -> str:
@@ -185,7 +174,7 @@ def _machine() -> Mapping[str, str]:
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": str(os.cpu_count() or "unknown"),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
     }
 
 

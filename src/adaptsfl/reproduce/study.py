@@ -135,6 +135,34 @@ class Study:
     panels: tuple[Panel, ...]
 
 
+def all_differences(studies: Sequence[Study]) -> list[tuple[str, Any, Any, str]]:
+    """Return (key, in the paper's setting, at this scale, where), every change of the scale once.
+
+    Where is `all`, or the figures, or figure/panel where a figure has it in some panels only.
+    """
+    own = [(study, [panel for panel in study.panels if panel.key == panel.runs]) for study in studies]
+    found: dict[tuple[str, str, str], tuple[str, Any, Any, list[str]]] = {}
+    every = [panel for _, panels in own for panel in panels]
+    for panel in every:
+        for key, paper, here in panel.differences:
+            entry = found.setdefault((key, repr(paper), repr(here)), (key, paper, here, []))
+            entry[3].append(panel.key)
+    everywhere = [panel.key for panel in every]
+    return [
+        (key, paper, here, "all" if places == everywhere else ", ".join(_places(places, own)))
+        for _, (key, paper, here, places) in sorted(found.items())
+    ]
+
+
+def _places(keys: Sequence[str], own: Sequence[tuple[Study, Sequence[Panel]]]) -> Iterator[str]:
+    for study, panels in own:
+        mine = [panel.key for panel in panels]
+        if mine and all(key in keys for key in mine):
+            yield study.figure
+        else:
+            yield from (key for key in mine if key in keys)
+
+
 def recipes_folder() -> Path:
     """Return where the paper's recipes lie: beside this file in an installed package, else in the project."""
     inside = Path(__file__).parent / "recipes"
@@ -173,9 +201,10 @@ def _study(name: str, scale: Scale, folder: Path, overrides: Sequence[str]) -> S
     panels = {key: panel for layer in layers for key, panel in layer.panels.items()}
     if not panels:
         raise InvalidInput("panels", "are none", "Give at least one", source=str(folder / f"{name}.toml"))
-    words = [layer.scales[scale].changes for layer in layers if scale in layer.scales]
+    beside = [layer for panel in panels.values() for layer in _layers(panel, folder)]
+    words = [layer.scales[scale].changes for layer in (*layers, *beside) if scale in layer.scales]
     made = tuple(_panel(name, key, panel, layers, scale, folder, overrides) for key, panel in panels.items())
-    return Study(name, top.figure, top.title, scale, tuple(word for word in words if word), made)
+    return Study(name, top.figure, top.title, scale, tuple(dict.fromkeys(word for word in words if word)), made)
 
 
 def _panel(
@@ -191,7 +220,7 @@ def _panel(
     if panel.runs is not None:
         shown = _owner(panel.runs, scale, folder, overrides, source)
         return replace(shown, figure=figure, name=name, title=panel.title, draw=panel.draw)
-    own = [*layers, *(() if panel.extends is None else _chain(folder, panel.extends)), panel]
+    own = [*layers, *_layers(panel, folder)]
     scales = [layer.scales[scale] for layer in own if scale in layer.scales]
     printed = _laid_over([layer.recipe for layer in own])
     scaled = _laid_over([printed, *(changed.recipe for changed in scales)])
@@ -215,6 +244,11 @@ def _panel(
         sweep=sweep,
         differences=tuple(_differences(printed, scaled)),
     )
+
+
+def _layers(panel: PanelConfig, folder: Path) -> list[StudyFile | PanelConfig]:
+    """Return a panel after what it extends."""
+    return [*(() if panel.extends is None else _chain(folder, panel.extends)), panel]
 
 
 def _owner(key: str, scale: Scale, folder: Path, overrides: Sequence[str], source: str) -> Panel:
