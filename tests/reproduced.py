@@ -28,19 +28,19 @@ SERVER = FLEETS["paper"].sample(2, np.random.default_rng(0)).server
 
 def evidence_of(names: Sequence[str], scale: Scale = "smoke", *, seeds: int | None = None, **changes: Any) -> Evidence:
     """All runs of these figures; `changes` are given to every `synthetic_run`."""
-    studies = tuple(load_studies(names, scale, folder=recipes_folder()))
+    studies = tuple(load_studies(names, scale, folder=recipes_folder(), seeds=seeds))
     own = [panel for study in studies for panel in study.panels if panel.runs == panel.key]
-    return Evidence(studies, {panel.key: panel_runs(panel, seeds=seeds, **changes) for panel in own})
+    return Evidence(studies, {panel.key: panel_runs(panel, **changes) for panel in own})
 
 
-def panel_runs(panel: Panel, *, seeds: int | None = None, **changes: Any) -> tuple[Run, ...]:
+def panel_runs(panel: Panel, **changes: Any) -> tuple[Run, ...]:
     run = panel.recipe.run
     assert run is not None
     return tuple(
         synthetic_run(panel, policy, seed, fleet, **changes)
         for policy in run.policies
         for fleet in (list(run.fleets) or [""])
-        for seed in range(seeds or panel.seeds)
+        for seed in range(panel.seeds)
     )
 
 

@@ -254,7 +254,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     Args:
         overrides: what to say instead of the file, as section.key=value.
     """
-    recipe = parse(Recipe, _content(path, overrides), source=str(path))
+    recipe = parse(Recipe, read_toml(path, overrides), source=str(path))
     sections: dict[str, Section] = {"fleet": _fleet_beside(path.parent, recipe.fleet)}
     if recipe.faults.trace is not None:
         sections["faults"] = recipe.faults.model_copy(update={"trace": str(path.parent / recipe.faults.trace)})
@@ -268,12 +268,12 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def load_fleet(path: Path, overrides: Sequence[str] = ()) -> FleetConfig:
     """Read the [fleet] of a recipe, or of a TOML file that has nothing else."""
-    content = _content(path, overrides)
+    content = read_toml(path, overrides)
     section: type[Recipe | FleetFile] = Recipe if "model" in content else FleetFile
     return _fleet_beside(path.parent, parse(section, content, source=str(path)).fleet)
 
 
-def _content(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def read_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return what a TOML file says, with some of it replaced."""
     try:
         content = tomllib.loads(_read(path))

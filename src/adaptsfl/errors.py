@@ -11,7 +11,8 @@ AdaptSFLError
 
 import difflib
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ class RunFailed(AdaptSFLError):
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
         super().__init__(message)
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Say of an `InvalidInput` which file, or which part of it, it is about, unless it says so itself."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise (error if error.source else error.from_file(source)) from None
 
 
 def unknown(field: str, name: str, known: Collection[str], remedy: str) -> InvalidInput:

@@ -9,7 +9,7 @@ from adaptsfl import checks
 from adaptsfl.config import ModelConfig, PlannerConfig, ProblemFile, Recipe, load_problem_file, load_recipe
 from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from
 from adaptsfl.costs import CutCosts
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, naming
 from adaptsfl.fleet import Fleet, Server, memory_limits, noise_from, resources_from
 from adaptsfl.planner import PlanProblem
 
@@ -25,7 +25,7 @@ LARGEST_BUILT = 2_000_000_000  # bytes of parameters
 
 def load_problem(path: Path) -> PlanProblem:
     """Read what is to be planned from a recipe (.toml) or a problem file (.json)."""
-    try:
+    with naming(str(path)):
         match path.suffix.lower():
             case ".toml":
                 return problem_from_recipe(load_recipe(path))
@@ -33,8 +33,6 @@ def load_problem(path: Path) -> PlanProblem:
                 return problem_from_file(load_problem_file(path))
             case suffix:
                 raise InvalidInput("", f"ends in {suffix!r}", "Give a recipe (.toml) or a problem (.json)")
-    except InvalidInput as error:
-        raise (error if error.source else error.from_file(str(path))) from None
 
 
 def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:

@@ -12,6 +12,7 @@ from adaptsfl.reproduce import compare
 from adaptsfl.reproduce.claims import CLAIMS, ClaimRow, judge
 from adaptsfl.reproduce.claims_page import claims_markdown, load_findings, with_findings
 from adaptsfl.reproduce.numbers import Evidence
+from adaptsfl.reproduce.speed_ups import speed_up_rows, speed_ups
 from adaptsfl.reproduce.study import SCALES, recipes_folder
 from paper_worlds import COSTS, Learning, as_printed, evidence_of, run_of, studies, turned_round
 
@@ -217,6 +218,52 @@ def test_unfinished_runs_and_lost_seeds_are_missing():
         assert rows["psl-is-worst"].verdict == "not tried"
         assert why in rows["psl-is-worst"].measured
         assert rows["adaptive-interval-keeps-accuracy"].verdict == "holds"  # does not need that run
+
+
+def test_times_along_a_sweep_are_compared_over_the_same_seeds():
+    evidence = evidence_of(as_printed, seeds=2)
+    key = "uncertainty/compute"
+    first = evidence.panel(key).sweep.fleets[0]
+    fewer = tuple(run for run in evidence.runs[key] if (run.fleet, run.seed) != (first, 1))
+    rows = {row.name: row for row in judge(Evidence(evidence.studies, {**evidence.runs, key: fewer}))}
+    assert rows["robust-to-measurement-errors"].verdict == "holds in part"
+    assert f"not run: {key} adaptsfl, some seeds at some points" in rows["robust-to-measurement-errors"].measured
+
+
+def test_a_time_that_is_only_a_bound_is_said_to_be_one():
+    """With the largest error AdaptSFL never gets there: its time may be any, whatever the ratio of what is known."""
+
+    def world(key, policy, place):
+        lost = key == "uncertainty/uplink" and place == 1.0
+        return Learning(0.3, 0.28) if lost else as_printed(key, policy, place)
+
+    row = judged(world)["robust-to-measurement-errors"]
+    assert row.verdict == "holds in part"
+    assert re.search(r"uplink: time \(to .*\) from [\d.]+ s to > [\d.]+ s: > 1\.0\d×", row.measured)
+
+
+def test_nothing_is_compared_after_no_aggregation_at_all():
+    """In as many rounds as I = 25 needs to be averaged once, everybody else has learned what there is to learn."""
+    evidence = evidence_of(as_printed)
+    key = "motivation-interval/epochs"
+    short = tuple(
+        dataclasses.replace(run, blocks=(dataclasses.replace(run.blocks[0], interval=999),))
+        if run.policy == "fixed@I=25"
+        else run
+        for run in evidence.runs[key]
+    )
+    rows = {row.name: row for row in judge(Evidence(evidence.studies, {**evidence.runs, key: short}))}
+    assert rows["interval-accuracy-by-aggregation"].verdict == "not tried"
+    assert rows["interval-accuracy-by-epoch"].verdict == "holds"
+
+
+def test_speed_ups_give_adaptsfl_first_wherever_the_recipe_has_it():
+    evidence = evidence_of(as_printed)
+    backwards = Evidence(evidence.studies, {key: runs[::-1] for key, runs in evidence.runs.items()})
+    headings, rows = speed_up_rows(speed_ups(backwards))
+    expected = speed_up_rows(speed_ups(evidence))
+    assert headings[2] == "AdaptSFL"
+    assert [row[:3] for row in rows] == [row[:3] for row in expected[1]]
 
 
 def _with_last(runs, **changes):

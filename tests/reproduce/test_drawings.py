@@ -63,7 +63,8 @@ def test_every_kind(name, seeds, tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == names
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / f"{name}.svg").read_text()
-    for words in (*WORDS[name], "Scale: smoke", f"{seeds} seed", "60 rounds", "at width 0.0625, charged at width 1.0"):
+    rounds = f"{study.panels[0].recipe.run.rounds} rounds"
+    for words in (*WORDS[name], "Scale: smoke", f"{seeds} seed", rounds, "at width 0.0625, charged at width 1.0"):
         assert words in svg, words
 
 
@@ -112,6 +113,32 @@ def test_a_figure_without_runs_is_left_out(name, tmp_path):
     evidence = evidence_of([name])
     assert write_figure(evidence.studies[0], Evidence(evidence.studies, {}), tmp_path / "figures") == []
     assert not (tmp_path / "figures").exists()
+
+
+def test_work_and_traffic_alone_need_no_runs(tmp_path):
+    study = evidence_of(["motivation-cut"]).studies[0]
+    alone = dataclasses.replace(study, panels=study.panels[:1])
+    assert alone.panels[0].draw == "overhead"
+    assert len(write_figure(alone, Evidence((alone,), {}), tmp_path)) == 3
+    assert "GFLOP" in (tmp_path / "motivation-cut.svg").read_text()
+
+
+@pytest.mark.parametrize("apart", [{"psl"}, {"psl", "sfl", "fixed@I=15", "adaptsfl"}])
+def test_seeds_that_share_no_time_have_no_mean(apart, tmp_path):
+    """One seed has ended before the other is first evaluated."""
+    evidence = evidence_of(["ablation-interval"], seeds=2)
+    times = [[(100.0, 0.3), (200.0, 0.4)], [(300.0, 0.3), (400.0, 0.4)]]
+    runs = {
+        key: tuple(evaluated_as(run, times[run.seed]) if run.policy in apart else run for run in found)
+        for key, found in evidence.runs.items()
+    }
+    write_figure(evidence.studies[0], Evidence(evidence.studies, runs), tmp_path)
+    svg = (tmp_path / "ablation-interval.svg").read_text()
+    assert "PSL" in svg
+    assert "have no x in common" in svg
+    assert ("no mean: seeds" in svg) == (len(apart) == 4)
+    found = [row["accuracy"] for row in rows(tmp_path / "ablation-interval-iid.csv") if row["policy"] == "psl"]
+    assert found == ["0.3", "0.4", "0.3", "0.4"]
 
 
 def test_a_policy_looks_the_same_whoever_is_beside_it(tmp_path):

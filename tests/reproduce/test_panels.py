@@ -101,6 +101,8 @@ def test_the_papers_order_and_only_runs_that_ended():
     assert list(panels.runs_shown(ended, panel(evidence, key))) == ["adaptsfl", "rma+ms", "rma+ams"]
     assert "21 of 24 runs" in panels.caption(ended.studies[0], ended)[0]
     assert "runs" not in panels.caption(evidence.studies[0], evidence)[0]
+    fewer_asked = evidence_of(["accuracy"], "laptop", seeds=1)
+    assert "runs" not in panels.caption(fewer_asked.studies[0], fewer_asked)[0]
     more = evidence_of(["accuracy"], seeds=3)
     fewer = with_runs(more, {key: more.runs[key][1:]})
     assert "71 of 72 runs" in panels.caption(fewer.studies[0], fewer)[0]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from adaptsfl import cli
+from adaptsfl.errors import InvalidInput
 from adaptsfl.reproduce.runner import Reproduction
 from adaptsfl.reproduce.study import recipes_folder
 from adaptsfl.simulation.experiment import Experiment
@@ -110,6 +111,13 @@ def test_runs_that_two_panels_show_are_one_experiment(recipes, tmp_path):
     assert list(Reproduction(["second"], "paper", tmp_path, recipes=recipes).experiments) == ["second/time"]
 
 
+@pytest.mark.parametrize("setting", ["run.rounds=0", "fleet.devices=2000"])
+def test_a_setting_that_breaks_a_figure_names_it(recipes, tmp_path, setting):
+    with pytest.raises(InvalidInput, match=r"first/uplink: (run\.rounds|data)"):
+        Reproduction([], "paper", tmp_path / "out", recipes=recipes, overrides=[setting]).execute()
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_leaves_figures_numbers_claims_and_a_page(recipes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     call = ["reproduce", "--scale", "paper", "--recipes", str(recipes), "--seeds", "2", "--results", "results"]
@@ -146,6 +154,8 @@ def run(arguments: list[str], monkeypatch) -> int:
 def test_an_unknown_figure_and_a_missing_folder_are_said_in_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["reproduce", "acuracy"], monkeypatch) == 1
+    assert "figure: 'acuracy' is unknown" in capsys.readouterr().err
+    assert run(["reproduce", "all", "acuracy"], monkeypatch) == 1
     assert "figure: 'acuracy' is unknown" in capsys.readouterr().err
     assert run(["reproduce", "--recipes", "nowhere"], monkeypatch) == 1
     assert "nowhere is not a folder" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Figures as files: laid over each other in a stated order, thinned and changed by scale, refused with reasons."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ points = [
 sweep_points = 2
 recipe.model.options.width = 0.25
 """
+SHOWN = "[panels.c]\ntitle = 'C'\n"
 OTHER = 'recipe.model.options.norm = "none"\nscales.smoke.seeds = 2\n'
 
 
@@ -102,12 +104,46 @@ def test_overrides_go_over_everything(folder):
         ("one", FIGURE.replace("rounds = 50", "laps = 50"), r"one\.toml, panel a: run\.laps"),
         ("one", 'figure = "Fig. 1"\n', "panels: are none"),
         ("one", "figure = \n", "is not valid TOML"),
+        ("one", FIGURE.replace("x = 2", "x = 1"), r"panel b: sweep\.points: has 1\.0 beside 1\.0"),
+        ("one", FIGURE.replace("x = 2", "x = 1.0000001"), r"sweep\.points: has 1\.0000001 beside 1\.0"),
+        ("one", FIGURE.replace("x = 2", "x = nan"), r"sweep\.points: .* not finite"),
+        ("one", re.sub(r"points = \[.*?\n\]", "points = []", FIGURE, flags=re.S), r"sweep\.points: are none"),
+        ("one", FIGURE + "[recipe.run.fleets]\nrich = {}\n", r"panel a: run\.fleets: has some that no sweep shows"),
+        ("one", FIGURE.replace("[panels.a]", "[panels.'../../a']"), r"panel \.\./\.\./a: cannot be the name"),
+        ("one", FIGURE.replace("[panels.a]", "[panels.'..']"), r"panel \.\.: cannot be the name of a folder"),
+        ("one", FIGURE.replace("sweep_points = 2", "seeds = 0"), r"panel a: seeds: is 0"),
+        ("one", FIGURE.replace("sweep_points = 2", "sweep_points = 1"), r"panel b: sweep_points: is 1"),
+        ("one", f"{FIGURE}{SHOWN}draw = 'time'\nruns = 'one/b'\n", r"panel c: draw: is 'time'"),
+        ("one", f"{FIGURE}{SHOWN}draw = 'sweep'\nruns = 'one/a'\n", r"panel c: draw: is 'sweep'"),
+        ("one", f"{FIGURE}{SHOWN}draw = 'overhead'\nruns = 'one/a'\n", r"panel c: draw: is 'overhead', which shows no"),
+        ("one", f"{FIGURE}{SHOWN}draw = 'time'\nruns = 'one/c'\n", r"panel c: runs: is 'one/c', which has no runs"),
+        (
+            "one",
+            f"{FIGURE}{SHOWN}draw = 'time'\nruns = 'one/a'\nrecipe.run.rounds = 9\n",
+            r"panel c: recipe: is given beside the runs of another panel",
+        ),
     ],
 )
 def test_mistakes_are_named_with_their_place(folder, name, text, message):
     (folder / f"{name}.toml").write_text(text)
     with pytest.raises(InvalidInput, match=message):
-        load_studies(["one"], "paper", folder=folder)
+        load_studies(["one"], "smoke", folder=folder)
+
+
+def test_a_mistake_in_what_is_set_is_blamed_on_no_file(folder):
+    with pytest.raises(InvalidInput, match=r"^--set: is 'run\.rounds'"):
+        panels(folder, "paper", "run.rounds")
+
+
+def test_seeds_may_be_given_instead_of_the_files(folder):
+    (study,) = load_studies(["one"], "smoke", folder=folder, seeds=1)
+    assert [panel.seeds for panel in study.panels] == [1, 1]
+
+
+def test_a_folder_without_figures_is_refused(tmp_path):
+    (tmp_path / "base.toml").write_text(BASE)
+    with pytest.raises(InvalidInput, match="has no figure"):
+        load_studies([], "paper", folder=tmp_path)
 
 
 def test_an_unknown_figure_is_refused_with_the_known_ones(folder):

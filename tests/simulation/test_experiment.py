@@ -2,6 +2,8 @@
 
 import json
 import math
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,25 @@ def stop_after(wanted: int):
             raise KeyboardInterrupt
 
     return stop
+
+
+def test_two_that_do_the_same_run_do_it_one_after_the_other(tmp_path, whole):
+    """The second begins while the first is at work, waits, and finds all of it done."""
+    begun, trained, others = threading.Event(), [], []
+    watcher = Watcher(begins=lambda _job, _world: begun.set(), on_round=lambda t, _loss: trained.append(t))
+
+    def start_another(_block) -> None:
+        if not others:
+            others.append(threading.Thread(target=Experiment(recipe(), tmp_path).execute, args=[watcher]))
+            others[0].start()
+            assert begun.wait(300)
+            time.sleep(0.2)  # in which it would write over what is there
+
+    (run,) = Experiment(recipe(), tmp_path).execute(Watcher(on_block=start_another))
+    others[0].join()
+    assert run.status == "done"
+    assert trained == []
+    assert record(tmp_path) == whole
 
 
 @pytest.mark.parametrize("stops", [[1], [4], [6], [7, 8], [6, 6, 10]])

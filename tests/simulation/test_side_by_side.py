@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -227,6 +229,23 @@ def test_a_process_that_is_killed_loses_its_run_alone(tmp_path: Path) -> None:
     Experiment(content, tmp_path / "out", policies=[DEADLY, "fixed"]).execute()
     assert len(records(made)) == 4
     assert len(set(records(made).values())) == 1
+
+
+def test_a_process_that_is_killed_before_its_first_word_loses_its_run_alone(tmp_path: Path) -> None:
+    """As for lack of memory, while it loads torch."""
+    made, heard = Experiment(recipe(), tmp_path, policies=["psl", "sfl"]), Heard()
+
+    def kill_one() -> None:
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.001)
+        children[0].kill()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    (runs,) = execute_side_by_side([made], 2, heard.watcher())
+    killer.join()
+    assert [str(error).partition(".")[0] for error in heard.failed.values()] == ["its process was ended by SIGKILL"]
+    assert [run.status for run in runs] == ["done"]
 
 
 def held(folder: Path) -> Experiment:

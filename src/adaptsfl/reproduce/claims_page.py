@@ -1,7 +1,6 @@
 """The claims as a page in Markdown, and the reasons that people found where one does not hold."""
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +9,8 @@ from typing import Any, get_args
 
 from pydantic import Field
 
-from adaptsfl.config import Section, parse
-from adaptsfl.errors import InvalidInput, unknown
+from adaptsfl.config import Section, parse, read_toml
+from adaptsfl.errors import unknown
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.reproduce.claims import CLAIMS, ClaimRow
 from adaptsfl.reproduce.compare import POINTS, TIMES, Verdict
@@ -32,15 +31,9 @@ class FindingsFile(Section):
 def load_findings(folder: Path, scale: Scale) -> dict[str, str]:
     """Read what people found about claims at a scale, by claim; nothing where the folder has no such file."""
     path = folder / FINDINGS
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except OSError as error:
-        raise InvalidInput("", f"cannot be read: {error.strerror}", "Check the path", source=str(path)) from None
-    except ValueError as error:
-        raise InvalidInput("", f"is not valid TOML: {error}", "Mend the syntax", source=str(path)) from None
-    found = parse(FindingsFile, content, source=str(path)).findings
+    found = parse(FindingsFile, read_toml(path), source=str(path)).findings
     names = [claim.name for claim in CLAIMS]
     for name, by_scale in found.items():
         if name not in names:

@@ -63,9 +63,9 @@ class Look(NamedTuple):
 def write_figure(study: Study, evidence: Evidence, folder: Path) -> list[Path]:
     """Draw a figure into `folder`, creating it, and return the files: pictures and tables.
 
-    Without a single run nothing is written. Without matplotlib the tables are, before that is said.
+    Where it needs runs and has none, nothing is written. Without matplotlib the tables are, before that is said.
     """
-    if not any(panels.runs_shown(evidence, panel) for panel in study.panels):
+    if not panels.worth_drawing(evidence, study):
         return []
     drawn = [panel for panel in study.panels if not panels.missing(evidence, panel)]
     tables = [_write_csv(folder / csv_name(panel), panels.table(evidence, panel)) for panel in drawn]
@@ -84,8 +84,7 @@ def write_figure(study: Study, evidence: Evidence, folder: Path) -> list[Path]:
 
 def csv_name(panel: Panel) -> str:
     """Return how the file of a panel's numbers is called."""
-    name = re.sub(r"[^\w.+=@-]+", "-", panel.name)
-    return f"{panel.figure}-{name}.csv"
+    return f"{panel.figure}-{panel.name}.csv"
 
 
 def _write_csv(path: Path, table: Table) -> Path:
@@ -166,9 +165,7 @@ def _entries(part: "SubFigure") -> dict[str, "Artist"]:
 
 def _draw_panel(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
     if why := panels.missing(evidence, panel):
-        axes = part.subplots()
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, "\n".join(textwrap.wrap(plain_label(why), 36)), ha="center", va="center", color="#777777")
+        _words_instead(part.subplots(), why)
         return
     match panel.draw:
         case "converged":
@@ -181,8 +178,16 @@ def _draw_panel(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict
             _lines(part.subplots(), panel, evidence, looks, unit)
 
 
+def _words_instead(axes: "Axes", why: str) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, "\n".join(textwrap.wrap(plain_label(why), 36)), ha="center", va="center", color="#777777")
+
+
 def _lines(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
-    found = panels.lines(evidence, panel)
+    found = [line for line in panels.lines(evidence, panel) if line.curve.x.size]
+    if not found:
+        _words_instead(axes, "no mean: seeds have no x in common")
+        return
     scale = unit[0] if panel.draw == "time" else 1.0
     if panel.draw == "time":
         _time_axis(axes, panels.time_axis(evidence, panel), found, unit)

@@ -120,6 +120,12 @@ def runs_shown(evidence: Evidence, panel: Panel) -> dict[str, tuple[Run, ...]]:
     return {name: tuple(run for run in found if run.policy == name) for name in ordered}
 
 
+def worth_drawing(evidence: Evidence, study: Study) -> bool:
+    """Whether a figure has a run to show, or needs none."""
+    need = [panel for panel in study.panels if panel.runs]
+    return not need or any(runs_shown(evidence, panel) for panel in need)
+
+
 def missing(evidence: Evidence, panel: Panel) -> str:
     """Return in words why a panel has nothing to show; empty if it has."""
     if not panel.runs or runs_shown(evidence, panel):
@@ -132,7 +138,7 @@ def missing(evidence: Evidence, panel: Panel) -> str:
 
 
 def lines(evidence: Evidence, panel: Panel) -> list[Line]:
-    """Return accuracies against what the panel's x axis has."""
+    """Return accuracies against what the panel's x axis has; a line has no points where its seeds share no x."""
     return [
         Line(policy, label_of(runs[0]), mean_curve([_one_per_x(*_smoothed(run, panel.draw)) for run in runs]))
         for policy, runs in runs_shown(evidence, panel).items()
@@ -345,11 +351,13 @@ def caption(study: Study, evidence: Evidence) -> list[str]:
 
 def _scale_words(study: Study, evidence: Evidence) -> str:
     runs = [run for panel in study.panels for of_one in runs_shown(evidence, panel).values() for run in of_one]
+    if not runs:
+        return f"Scale: {study.scale}"
     seeds, rounds = {run.seed for run in runs}, sorted({run.rounds for run in runs})
     models = _model_words([run.recipe.get("model") or {} for run in runs])
     data = list(dict.fromkeys(str((run.recipe.get("data") or {}).get("name", "")) for run in runs))
     span = f"{rounds[0]:,}" if rounds[0] == rounds[-1] else f"{rounds[0]:,} to {rounds[-1]:,}"
-    expected = sum(_expected(evidence, panel) for panel in study.panels)
+    expected = sum(_expected(panel) for panel in study.panels)
     words = [
         f"Scale: {study.scale}",
         f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}",
@@ -362,17 +370,10 @@ def _scale_words(study: Study, evidence: Evidence) -> str:
     return " · ".join(word for word in words if word)
 
 
-def _expected(evidence: Evidence, panel: Panel) -> int:
-    """Return how many runs a panel has when all are there; another panel's runs are counted by what that one says.
-
-    Seeds may be more than the recipe has: the command can ask for them.
-    """
-    if not panel.runs:
-        return 0
-    source = evidence.panel(panel.runs) or panel
-    asked = source.recipe.run
-    seeds = max(source.seeds, len({run.seed for run in evidence.of(panel.key)}))
-    return 0 if asked is None else len(asked.policies) * seeds * max(1, len(asked.fleets))
+def _expected(panel: Panel) -> int:
+    """Return how many runs a panel has when all are there."""
+    asked = panel.recipe.run
+    return len(asked.policies) * panel.seeds * max(1, len(asked.fleets)) if panel.runs and asked is not None else 0
 
 
 def _model_words(models: Sequence[Mapping[str, Any]]) -> str:
@@ -398,6 +399,10 @@ def _notes(study: Study, evidence: Evidence) -> Iterator[str]:
     for label, places in _without_accuracy(study, evidence).items():
         yield f"{label} has no run that ended with an accuracy in: {'; '.join(places)}."
     for panel in study.panels:
+        found = lines(evidence, panel) if panel.draw in ("epochs", "aggregations", "time") else []
+        apart = [line.label for line in found if not line.curve.x.size]
+        if apart:
+            yield f"{panel.title}: the seeds of {', '.join(apart)} have no x in common, and no mean."
         if panel.draw == "sweep" and panel.sweep is not None and runs_shown(evidence, panel):
             for line in sweep(evidence, panel)[1]:
                 absent = [f"{x:g}" for x, time in zip(panel.sweep.xs, line.times_s, strict=True) if time is None]

@@ -1,6 +1,7 @@
 """What is left for people when figures were run: pictures and their numbers, a page, and the table of claims."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,17 +59,21 @@ def write_results(evidence: Evidence, out: Path, results: Path, recipes: Path, c
     write_text(claims_markdown(rows, evidence, command, machine_words()), results / CLAIMS)
     write_results_page(evidence, results / FIGURES, rows, out / PAGE, commands=[command])
     places = (("figures", results / FIGURES), ("claims", results / CLAIMS), ("page", out / PAGE))
-    return Results((_speed_up_table(evidence), _verdict_table(rows)), places, complaint)
+    tables = (*_speed_up_tables(evidence), _verdict_table(rows))
+    return Results(tables, tuple((what, path) for what, path in places if path.exists()), complaint)
 
 
-def _speed_up_table(evidence: Evidence) -> Table:
+def _speed_up_tables(evidence: Evidence) -> Iterator[Table]:
+    """Give one table, or none where the headline was not run."""
     headings, rows = speed_up_rows(speed_ups(evidence))
+    if not rows:
+        return
     table = plain_table("Virtual time of AdaptSFL to one accuracy, and how many times as long the others take")
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left")
     for row in rows:
         table.add_row(*row)
-    return table
+    yield table
 
 
 def _verdict_table(rows: list[ClaimRow]) -> Table:

@@ -38,7 +38,7 @@ def write_results_page(
 
 def _page(evidence: Evidence, figures: Path, claims: Sequence[ClaimRow], out: Path, commands: Sequence[str]) -> str:
     css = asset("page.css") + asset("results.css")
-    shown = [study for study in evidence.studies if any(panels.runs_shown(evidence, panel) for panel in study.panels)]
+    shown = [study for study in evidence.studies if panels.worth_drawing(evidence, study)]
     absent = [study for study in evidence.studies if study not in shown]
     parts = {
         "policy": security(css, images=True),

@@ -9,6 +9,7 @@ OUT/
 from collections.abc import Sequence
 from pathlib import Path
 
+from adaptsfl.errors import naming
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Scale, load_studies, study_names
 from adaptsfl.simulation.experiment import TRAJECTORIES, Experiment
@@ -38,20 +39,16 @@ class Reproduction:
         overrides: Sequence[str] = (),
         seeds: int | None = None,
     ) -> None:
-        names = study_names(recipes) if not figures or "all" in figures else list(figures)
-        self.studies = load_studies(names, scale, folder=recipes, overrides=overrides)
-        self.experiments = {
-            panel.runs: Experiment(
-                panel.recipe,
-                folder / panel.runs,
-                seeds=seeds or panel.seeds,
-                trajectories=folder / TRAJECTORIES,
-                keep_models=False,
-            )
-            for study in self.studies
-            for panel in study.panels
-            if panel.runs
-        }
+        every = study_names(recipes) if not figures or "all" in figures else []
+        names = [*every, *(name for name in figures if name != "all")]
+        self.studies = load_studies(names, scale, folder=recipes, overrides=overrides, seeds=seeds)
+        self.experiments: dict[str, Experiment] = {}
+        for panel in (panel for study in self.studies for panel in study.panels if panel.runs):
+            place, learned = folder / panel.runs, folder / TRAJECTORIES
+            with naming(panel.runs):
+                self.experiments[panel.runs] = Experiment(
+                    panel.recipe, place, seeds=panel.seeds, trajectories=learned, keep_models=False
+                )
 
     def execute(self, processes: int = 1, watcher: SideWatcher | None = None) -> Evidence:
         """Do every run that is not done yet; return all that there are, by panel."""

@@ -38,9 +38,8 @@ def speed_ups(evidence: Evidence) -> list[SpeedUps]:
 
 
 def _panel(evidence: Evidence, key: str) -> SpeedUps:
-    runs: dict[str, Seeds] = {policy: seeds_of(evidence, key, policy) for policy in evidence.policies(key)}
-    if OURS not in runs:
-        raise Missing(f"{key} {OURS}")
+    policies = dict.fromkeys([OURS, *evidence.policies(key)])
+    runs: dict[str, Seeds] = {policy: seeds_of(evidence, key, policy) for policy in policies}
     target = target_of(*runs.values())
     names = {policy: label_of(next(iter(seeds.values()))) for policy, seeds in runs.items()}
     return SpeedUps(

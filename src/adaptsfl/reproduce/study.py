@@ -18,17 +18,19 @@ Files are laid over each other in the order: what the figure extends, the figure
 then, in the same order, what each says for the scale.
 """
 
-import tomllib
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 
 from adaptsfl import checks
-from adaptsfl.config import Recipe, Section, override_key, parse
-from adaptsfl.errors import InvalidInput, unknown
+from adaptsfl.config import Recipe, Section, override_key, parse, read_toml
+from adaptsfl.errors import InvalidInput, naming, unknown
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -182,29 +184,49 @@ def _number(figure: str) -> int:
     return int(digits) if digits else 0
 
 
-def load_studies(names: Sequence[str], scale: Scale, *, folder: Path, overrides: Sequence[str] = ()) -> list[Study]:
+def load_studies(
+    names: Sequence[str], scale: Scale, *, folder: Path, overrides: Sequence[str] = (), seeds: int | None = None
+) -> list[Study]:
     """Read figures by name, each once.
 
     Args:
         overrides: section.key=value for every recipe, over all that the files say.
+        seeds: how many runs of each policy, instead of what the files say.
     """
     known = study_names(folder)
+    if not known:
+        raise InvalidInput("recipes", f"{folder} has no figure", 'Give files in it that say figure = "Fig. 1"')
+    for override in overrides:
+        override_key({}, override)  # said before any file is blamed for it
     for name in names:
         if name not in known:
             raise unknown("figure", name, known, f"Give all, or some of {', '.join(known)}")
-    return [_study(name, scale, folder, overrides) for name in known if name in names]
+    studies = [_study(name, scale, folder, overrides) for name in known if name in names]
+    return studies if seeds is None else [_with_seeds(study, seeds) for study in studies]
+
+
+def _with_seeds(study: Study, seeds: int) -> Study:
+    return replace(study, panels=tuple(replace(panel, seeds=seeds) for panel in study.panels))
 
 
 def _study(name: str, scale: Scale, folder: Path, overrides: Sequence[str]) -> Study:
-    layers = list(_chain(folder, f"{name}.toml"))
+    with naming(f"{folder / name}.toml"):
+        layers = list(_chain(folder, f"{name}.toml"))
     top = layers[-1]
-    panels = {key: panel for layer in layers for key, panel in layer.panels.items()}
+    panels = _panels(layers)
     if not panels:
         raise InvalidInput("panels", "are none", "Give at least one", source=str(folder / f"{name}.toml"))
     beside = [layer for panel in panels.values() for layer in _layers(panel, folder)]
     words = [layer.scales[scale].changes for layer in (*layers, *beside) if scale in layer.scales]
-    made = tuple(_panel(name, key, panel, layers, scale, folder, overrides) for key, panel in panels.items())
-    return Study(name, top.figure, top.title, scale, tuple(dict.fromkeys(word for word in words if word)), made)
+    made = []
+    for key, panel in panels.items():
+        with naming(f"{folder / name}.toml, panel {key}"):
+            made.append(_panel(name, key, panel, layers, scale, folder, overrides))
+    return Study(name, top.figure, top.title, scale, tuple(dict.fromkeys(word for word in words if word)), tuple(made))
+
+
+def _panels(layers: Sequence[StudyFile]) -> dict[str, PanelConfig]:
+    return {key: panel for layer in layers for key, panel in layer.panels.items()}
 
 
 def _panel(
@@ -216,10 +238,11 @@ def _panel(
     folder: Path,
     overrides: Sequence[str],
 ) -> Panel:
-    source = f"{folder / figure}.toml, panel {name}"
+    if not re.fullmatch(r"[\w.+=@-]+", name) or not name.strip("."):
+        raise InvalidInput("", "cannot be the name of a folder and of files", "Use letters, digits, - and _")
     if panel.runs is not None:
-        shown = _owner(panel.runs, scale, folder, overrides, source)
-        return replace(shown, figure=figure, name=name, title=panel.title, draw=panel.draw)
+        shown = replace(_owner(panel, scale, folder, overrides), figure=figure, name=name, title=panel.title)
+        return _drawn(replace(shown, draw=panel.draw))
     own = [*layers, *_layers(panel, folder)]
     scales = [layer.scales[scale] for layer in own if scale in layer.scales]
     printed = _laid_over([layer.recipe for layer in own])
@@ -230,19 +253,19 @@ def _panel(
     if panel.sweep is not None and sweep is not None:
         kept = {_fleet_name(point.x): point.fleet for point in panel.sweep.points if point.x in sweep.xs}
         scaled = _laid_over([scaled, {"run": {"fleets": kept}}])
-    if (sweep is None) == (panel.draw == "sweep"):
-        problem, remedy = f"is {panel.draw!r}", "Give a sweep exactly where one is drawn"
-        raise InvalidInput("draw", problem, remedy, source=source)
-    return Panel(
-        figure=figure,
-        name=name,
-        title=panel.title,
-        draw=panel.draw,
-        runs="" if panel.draw == "overhead" else f"{figure}/{name}",
-        recipe=parse(Recipe, {"name": f"{figure}/{name}", **scaled}, source=source),
-        seeds=checks.whole_number("seeds", _last(scales, "seeds") or 1),
-        sweep=sweep,
-        differences=tuple(_differences(printed, scaled)),
+    seeds = _last(scales, "seeds")
+    return _drawn(
+        Panel(
+            figure=figure,
+            name=name,
+            title=panel.title,
+            draw=panel.draw,
+            runs="" if panel.draw == "overhead" else f"{figure}/{name}",
+            recipe=parse(Recipe, {"name": f"{figure}/{name}", **scaled}),
+            seeds=1 if seeds is None else checks.whole_number("seeds", seeds),
+            sweep=sweep,
+            differences=tuple(_differences(printed, scaled)),
+        )
     )
 
 
@@ -251,20 +274,41 @@ def _layers(panel: PanelConfig, folder: Path) -> list[StudyFile | PanelConfig]:
     return [*(() if panel.extends is None else _chain(folder, panel.extends)), panel]
 
 
-def _owner(key: str, scale: Scale, folder: Path, overrides: Sequence[str], source: str) -> Panel:
+def _drawn(panel: Panel) -> Panel:
+    """Return a panel if it can be drawn as it says: only a sweep shows runs of several fleets, each at its point."""
+    if (panel.sweep is None) == (panel.draw == "sweep"):
+        raise InvalidInput("draw", f"is {panel.draw!r}", "Give a sweep exactly where one is drawn")
+    fleets = () if panel.recipe.run is None else panel.recipe.run.fleets
+    if set(fleets) != set(() if panel.sweep is None else panel.sweep.fleets):
+        raise InvalidInput("run.fleets", "has some that no sweep shows", "Give them as points of a sweep")
+    return panel
+
+
+def _owner(panel: PanelConfig, scale: Scale, folder: Path, overrides: Sequence[str]) -> Panel:
     """Return the panel that another one shows the runs of."""
-    figure, _, name = key.partition("/")
+    assert panel.runs is not None
+    for key in sorted(panel.model_fields_set - {"title", "draw", "runs"}):
+        raise InvalidInput(key, "is given beside the runs of another panel", "Leave it out, or say it there")
+    figure, _, name = panel.runs.partition("/")
     if not (folder / f"{figure}.toml").is_file():
-        raise InvalidInput("runs", f"is {key!r}, and there is no {figure}.toml", "Give figure/panel", source=source)
+        raise InvalidInput("runs", f"is {panel.runs!r}, and there is no {figure}.toml", "Give figure/panel")
     layers = list(_chain(folder, f"{figure}.toml"))
-    found = {key: panel for layer in layers for key, panel in layer.panels.items()}.get(name)
+    found = _panels(layers).get(name)
     if found is None or found.runs is not None or found.draw == "overhead":
-        raise InvalidInput("runs", f"is {key!r}, which has no runs of its own", "Give another panel", source=source)
+        raise InvalidInput("runs", f"is {panel.runs!r}, which has no runs of its own", "Give another panel")
+    if panel.draw == "overhead":
+        raise InvalidInput("draw", "is 'overhead', which shows no runs", "Leave out runs, or draw it otherwise")
     return _panel(figure, name, found, layers, scale, folder, overrides)
 
 
 def _sweep(config: SweepConfig, most: int | None) -> Sweep:
     points = sorted(config.points, key=lambda point: point.x)
+    if not points or not all(math.isfinite(point.x) for point in points):
+        raise InvalidInput("sweep.points", "are none, or one has an x that is not finite", "Give numbers from left on")
+    for before, after in pairwise(points):
+        if _fleet_name(before.x) == _fleet_name(after.x) or before.x == after.x:
+            problem = f"has {after.x!r} beside {before.x!r}, which is the same place"
+            raise InvalidInput("sweep.points", problem, "Give every x once, with six digits that tell it from others")
     if most is not None and most < len(points):
         steps = max(checks.whole_number("sweep_points", most, at_least=2) - 1, 1)
         points = [points[round(k * (len(points) - 1) / steps)] for k in range(steps + 1)]
@@ -293,13 +337,7 @@ def _chain(folder: Path, name: str, above: tuple[str, ...] = ()) -> Iterator[Stu
 
 
 def _read(path: Path) -> StudyFile:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput("", f"cannot be read: {error.strerror}", "Check the path", source=str(path)) from None
-    except ValueError as error:
-        raise InvalidInput("", f"is not valid TOML: {error}", "Mend the syntax", source=str(path)) from None
-    return parse(StudyFile, content, source=str(path))
+    return parse(StudyFile, read_toml(path), source=str(path))
 
 
 def _laid_over(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,9 @@ A run that was stopped is started again by the same call. Its blocks are decided
 was already learned is looked up, so it goes on where it stopped.
 """
 
+import fcntl
 import json
+import os
 import platform
 import re
 import shutil
@@ -267,7 +269,10 @@ class Experiment:
         )
         info = _about(job, world, policy)
         started = time.monotonic()
-        with _writing(folder):
+        with _writing(folder), _alone(folder):
+            found = self.found(job)
+            if found is not None and found.whole:  # by another process, while this one waited
+                return found
             write_run(folder, {**info, "status": "running"})
             how: dict[str, Any] = {"status": "failed"}
             try:
@@ -358,6 +363,19 @@ def _first_difference(theirs: Any, mine: Any, field: str = "") -> str:
                 inner = f"{field}.{key}" if field else key
                 return _first_difference(theirs.get(key), mine.get(key), inner)
     return field or "recipe"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process does the run in this folder: two would write over each other's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # where there are no locks, one has to take care oneself
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 
 from adaptsfl.checks import FloatArray, IntArray, short
 from adaptsfl.costs import CutCosts
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, naming
 from adaptsfl.fleet import Server
 from adaptsfl.simulation.record import Block, block_line, block_of, plain
 
@@ -169,10 +169,8 @@ def read_run(folder: str | Path) -> Run:
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         raise _damaged(source, line, str(error)) from None
-    try:
+    with naming(str(source)):
         return _run(folder, info, _read_blocks(folder / RECORD))
-    except InvalidInput as error:
-        raise error if error.source else error.from_file(str(source)) from None
 
 
 def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:

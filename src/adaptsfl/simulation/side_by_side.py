@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from adaptsfl import checks
-from adaptsfl.errors import InvalidInput, RunFailed, kind_of, message_of
+from adaptsfl.errors import InvalidInput, RunFailed, kind_of, message_of, naming
 from adaptsfl.simulation.experiment import Experiment, Job, Watcher
 from adaptsfl.simulation.folder import Run
 from adaptsfl.simulation.run import rounds_planned
@@ -77,7 +77,8 @@ def execute_side_by_side(
     checks.whole_number("processes", processes)
     _check_folders(experiments)
     for experiment in experiments:
-        experiment.check()
+        with naming(str(experiment.folder)) if len(experiments) > 1 else nullcontext():
+            experiment.check()
         if len(experiments) > 1 or processes > 1:
             experiment.forget_worlds()
     for experiment in experiments:
@@ -278,8 +279,9 @@ class Workers:
         worker.process.join()
         worker.pipe.close()
         self._workers.remove(worker)
-        how = _how_it_ended(worker.process.exitcode)
-        if not self._heard:
+        code = worker.process.exitcode
+        how = _how_it_ended(code)
+        if not self._heard and (code is None or code >= 0):  # a signal is no reason to expect the same of others
             remedy = "See what it printed. A script that calls this must do so under if __name__ == '__main__'"
             raise RunFailed("ProcessEnded", f"a process of our own {how} before it began. {remedy}.")
         if worker.unit:

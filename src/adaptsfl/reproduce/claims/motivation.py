@@ -39,6 +39,8 @@ def interval_accuracy_by_aggregation(evidence: Evidence) -> Judged:
         runs = all_of(evidence, key, INTERVALS)
         if len({tuple(seeds) for seeds in runs.values()}) > 1:
             raise Missing(f"{key}, some seeds of those that are compared")
+        if any(not aggregations(run)[-1] for run in runs[INTERVALS[-1]].values()):
+            raise Missing(f"{key} {INTERVALS[-1]} for so long that it is averaged once")
         found = [_accuracies_after(seeds, runs[INTERVALS[-1]]) for seeds in runs.values()]
         steps = [_difference(after, before) for before, after in pairwise(found)]
         rises = lower(_difference(found[0], found[-1]))
