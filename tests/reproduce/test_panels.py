@@ -78,14 +78,14 @@ def test_seeds_of_different_speed_meet_in_time_not_in_rounds():
 
 
 def test_of_several_evaluations_after_one_aggregation_the_last_is_drawn():
-    """Evaluated every 4 rounds and averaged every 25, evaluations 1 to 6 come before the first aggregation."""
-    evidence = evidence_of(["motivation-interval"], seeds=1)
+    """Evaluated every 5 rounds and averaged every 25, four evaluations come before the first aggregation."""
+    evidence = evidence_of(["motivation-interval"], "laptop", seeds=1)
     key = "motivation-interval/aggregations"
     lines = {line.policy: line.curve for line in panels.lines(evidence, panel(evidence, key))}
-    assert lines["fixed@I=25"].x.tolist() == [0, 1, 2]
+    assert lines["fixed@I=25"].x.tolist() == [0, 1, 2, 3, 4, 5, 6]
     run = evidence.of(key, policy="fixed@I=25")[0]
-    assert lines["fixed@I=25"].mean[0] == pytest.approx(run.evaluations.accuracies[1:6].mean())
-    assert lines["fixed@I=1"].x.tolist() == list(range(4, 61, 4))
+    assert lines["fixed@I=25"].mean[1] == pytest.approx(run.evaluations.accuracies[4:9].mean())
+    assert lines["fixed@I=1"].x.tolist() == list(range(5, 151, 5))
     table = panels.table(evidence, panel(evidence, key))
     assert column(table, "accuracy", policy="fixed@I=25") == run.evaluations.accuracies.tolist()  # all, raw
 
