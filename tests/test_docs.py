@@ -80,7 +80,7 @@ def readme_commands() -> list[str]:
     """The `adaptsfl` commands in the README's shell blocks, but for those that train: guides of their own run these."""
     lines = [line for block in blocks(ROOT / "README.md", "sh") for line in block.splitlines()]
     commands = [line.split("adaptsfl ", 1)[1].split("#")[0] for line in lines if "bin/adaptsfl " in line]
-    return [command for command in commands if command.split()[0] not in ("simulate", "report", "retime")]
+    return [command for command in commands if command.split()[0] not in ("simulate", "reproduce", "report", "retime")]
 
 
 @pytest.mark.parametrize("command", readme_commands())
