@@ -312,7 +312,12 @@ def _sweep(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look
         _tick_powers(axes.xaxis, at=panel.sweep.xs)
     else:
         axes.set_xticks(panel.sweep.xs)
-    axes.set_ylim(bottom=0)
+    times = [time.mean for line in found for time in line.times_s if time is not None]
+    if times and max(times) > panels.FAR_APART * min(times):
+        axes.set_yscale("log")
+        _tick_powers(axes.yaxis)
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_xlabel("\n".join(textwrap.wrap(plain_label(panel.sweep.axis), 46)))
     axes.set_ylabel(f"converged time ({name}),\nto {100 * target:.3g} % accuracy")
 

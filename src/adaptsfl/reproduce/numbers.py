@@ -94,18 +94,19 @@ def time_to(run: Run, target: float) -> float | None:
     return float(np.interp(target, accuracies[first - 1 : first + 1], seconds[first - 1 : first + 1]))
 
 
-def common_target(compared: Iterable[Iterable[Run]]) -> float:
+def common_target(compared: Iterable[Iterable[Run]], worthwhile: float = WORTHWHILE) -> float:
     """Return the accuracy to which times are compared: about the highest that all reach, if that is worth while.
 
     One that learns next to nothing would set a target that all others pass at once. The target is therefore at least
-    `WORTHWHILE` of the most accurate one's accuracy; of one that never gets there only a least time is known.
+    `worthwhile` of the most accurate one's accuracy; of one that never gets there only a least time is known.
 
     Args:
         compared: for each of those compared its runs, which differ in their seed, or their fleet, only.
+        worthwhile: a share.
     """
     reached = [[converged_accuracy(run) for run in runs] for runs in compared]
     best = max(spread(accuracies).mean for accuracies in reached)
-    return max(SAFELY * min(map(min, reached)), WORTHWHILE * best)
+    return max(SAFELY * min(map(min, reached)), worthwhile * best)
 
 
 def mean_time_to(runs: Sequence[Run], target: float) -> Spread | None:

@@ -36,6 +36,7 @@ PAPER_ORDER = (OURS, "rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams")
 GIGA, MEGA = 1e9, 1e6
 LONGEST = 8.0  # times the whole run of ours, to which a time axis goes at most
 FAR_APART = 10.0  # lengths of runs that differ by more are shown on a logarithmic axis
+SWEEPS_FROM = 0.5  # of the best policy's accuracy: a sweep's lines should have as many points as possible
 ROOM, LITTLE_MORE = 1.05, 1.6
 
 _LINES = f"Lines are means of the last {WINDOW} evaluations and over seeds, bands one standard deviation of the seeds."
@@ -223,7 +224,7 @@ def sweep(evidence: Evidence, panel: Panel) -> tuple[float, list[SweepLine]]:
     """Return the accuracy to which times are compared, and each policy's time to it along the sweep."""
     assert panel.sweep is not None
     shown = runs_shown(evidence, panel)
-    target = common_target(shown.values())
+    target = common_target(shown.values(), SWEEPS_FROM)
     found = []
     for policy, runs in shown.items():
         by_fleet = [[run for run in runs if run.fleet == fleet] for fleet in panel.sweep.fleets]
@@ -404,10 +405,17 @@ def _notes(study: Study, evidence: Evidence) -> Iterator[str]:
         if apart:
             yield f"{panel.title}: the seeds of {', '.join(apart)} have no x in common, and no mean."
         if panel.draw == "sweep" and panel.sweep is not None and runs_shown(evidence, panel):
-            for line in sweep(evidence, panel)[1]:
-                absent = [f"{x:g}" for x, time in zip(panel.sweep.xs, line.times_s, strict=True) if time is None]
-                if absent:
-                    yield f"{panel.title}: {line.label} does not get there at {', '.join(absent)}."
+            absent = ", ".join(
+                _unreached(panel.sweep.xs, line) for line in sweep(evidence, panel)[1] if None in line.times_s
+            )
+            if absent:
+                yield f"{panel.title}: never reached by {absent}."
+
+
+def _unreached(xs: Sequence[float], line: SweepLine) -> str:
+    """Return who does not get to the accuracy, and where, if that is not everywhere."""
+    places = [f"{x:g}" for x, time in zip(xs, line.times_s, strict=True) if time is None]
+    return line.label if len(places) == len(xs) else f"{line.label} at {' and '.join(places)}"
 
 
 def _without_accuracy(study: Study, evidence: Evidence) -> dict[str, list[str]]:
