@@ -13,6 +13,10 @@ endif
 # Idle threads sleep instead of spinning, which on busy cores keeps others from the work that they wait for.
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# One thread: the tests' networks are so small that more of them mostly wait for each other, and records are compared
+# byte for byte, which takes the same number of threads everywhere.
+test: export OMP_NUM_THREADS ?= 1
+
 .PHONY: setup test format demo bench clean
 
 setup: .venv/installed
