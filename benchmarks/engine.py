@@ -16,8 +16,10 @@ Times are CPU seconds over all threads, of which torch has as many as it takes b
 number). Ways take turns, and each way's time is the least of its repeats. Rounds are timed without averaging, which has
 a column of its own (the engine's averaging and the copying after it). Measuring is what `measure_drift` takes, as a
 share of training if it is done every 60 rounds, as it is by default. Memory is what the peak of a process of its own
-adds over model and batches in two rounds. The table is printed and saved as Markdown, every number beside it as JSON,
-after every case; rows of earlier runs with as many threads are kept unless they were measured again.
+adds over model and batches in two rounds; with `--repeats 1`, the second of these rounds is the one that is timed, so
+that models fit whose ways do not fit into one process together. The table is printed and saved as Markdown, every
+number beside it as JSON, after every case; rows of earlier runs with as many threads are kept unless they were measured
+again.
 """
 
 import argparse
@@ -132,15 +134,17 @@ def way(name: str, model: SplitModel, deepest: int, devices: int) -> Round:
 WAYS = ("SplitFed", "reference", "engine", "engine, I = 1", "floor")
 
 
-def measure_memory(connection: Connection, name: str, model: str, deepest: int, devices: int) -> None:
-    """Send the peak memory in MiB that two rounds add to a fresh process."""
+def measure_alone(connection: Connection, threads: int, name: str, model: str, deepest: int, devices: int) -> None:
+    """Send the peak memory in MiB that two rounds add to a fresh process, and the second round's seconds."""
+    torch.set_num_threads(threads)
     made, batches = make_model(model), make_batches(devices)
     floor(made, 1)(batches[:1])  # libraries set themselves up
     before = memory_mib("VmRSS")
     run = way(name, made, deepest, devices)
-    for _ in range(2):
-        run(batches)
-    connection.send(memory_mib("VmHWM") - before)
+    run(batches)
+    started = time.process_time()
+    run(batches)
+    connection.send((memory_mib("VmHWM") - before, time.process_time() - started))
 
 
 def memory_mib(field: str) -> float:
@@ -152,15 +156,18 @@ def memory_mib(field: str) -> float:
     return int(found) / 1024
 
 
-def memory(name: str, model: str, deepest: int, devices: int) -> float:
-    """Measure one way's memory in a process of its own."""
+def alone(name: str, model: str, deepest: int, devices: int) -> tuple[float, float]:
+    """Measure one way's memory in MiB and seconds per round in a process of its own."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=measure_memory, args=(sender, name, model, deepest, devices))
+    process = context.Process(
+        target=measure_alone, args=(sender, torch.get_num_threads(), name, model, deepest, devices)
+    )
     process.start()
     sender.close()
     try:
-        return float(receiver.recv())
+        mib, seconds = receiver.recv()
+        return mib, seconds
     finally:
         process.join()
 
@@ -195,22 +202,28 @@ def measuring_s(model: SplitModel, deepest: int, devices: int, batches: list[Bat
 def measure(model: str, deepest: int, devices: int, repeats: int, with_memory: bool) -> dict[str, Any]:
     """Measure all ways of one case."""
     made, batches = make_model(model), make_batches(devices)
-    rounds = {name: way(name, made, deepest, devices) for name in WAYS}
-    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    row: dict[str, Any] = {"model": model, "deepest": deepest, "devices": devices, "repeats": repeats}
+    if repeats > 1:
+        row["seconds"] = take_turns({name: way(name, made, deepest, devices) for name in WAYS}, batches, repeats)
+    if repeats == 1 or with_memory:
+        measured = {name: alone(name, model, deepest, devices) for name in WAYS}
+        row["memory_mib"] = {name: mib for name, (mib, _) in measured.items()}
+        row.setdefault("seconds", {name: seconds for name, (_, seconds) in measured.items()})
+    row["averaging_s"] = averaging_s(made, deepest, devices)
+    row["measuring_s"] = measuring_s(made, deepest, devices, batches, min(repeats, 3))
+    return row
+
+
+def take_turns(rounds: dict[str, Round], batches: list[Batch], repeats: int) -> dict[str, float]:
+    """Return the least seconds of each way's repeats; a first turn is for warming up."""
+    times: dict[str, list[float]] = {name: [] for name in rounds}
     for repeat in range(repeats + 1):
         for name, run in rounds.items():
             started = time.process_time()
             run(batches)
-            if repeat:  # the first is for warming up
+            if repeat:
                 times[name].append(time.process_time() - started)
-    del rounds
-    row: dict[str, Any] = {"model": model, "deepest": deepest, "devices": devices, "repeats": repeats}
-    row["seconds"] = {name: min(values) for name, values in times.items()}
-    row["averaging_s"] = averaging_s(made, deepest, devices)
-    row["measuring_s"] = measuring_s(made, deepest, devices, batches, min(repeats, 3))
-    if with_memory:
-        row["memory_mib"] = {name: memory(name, model, deepest, devices) for name in WAYS if name != "engine, I = 1"}
-    return row
+    return {name: min(values) for name, values in times.items()}
 
 
 COLUMNS = (
