@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # byte for byte, which takes the same number of threads everywhere.
 test: export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup test format demo bench clean
+.PHONY: setup test format demo bench wire clean
 
 setup: .venv/installed
 
@@ -45,6 +45,10 @@ demo: setup
 	$(BIN)/adaptsfl simulate recipes/digits.toml
 	@echo "Open runs/digits/report.html in a browser."
 	@if [ -n "$$DISPLAY" ] && command -v xdg-open > /dev/null; then xdg-open runs/digits/report.html; fi
+
+# What parties say to each other, from its description.
+wire: setup
+	$(BIN)/python -m grpc_tools.protoc -Isrc/adaptsfl/deploy --python_out=src/adaptsfl/deploy --pyi_out=src/adaptsfl/deploy src/adaptsfl/deploy/wire.proto
 
 bench: setup
 	$(BIN)/python benchmarks/planner.py

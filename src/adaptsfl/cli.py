@@ -1,10 +1,12 @@
 """The command line: parsing and printing only."""
 
+import asyncio
 import json
 import os
 import re
 import shlex
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from rich.console import Console
 
 from adaptsfl import __version__, planner
 from adaptsfl.config import ModelConfig, load_fleet, load_recipe
-from adaptsfl.errors import InfeasiblePlan, InvalidInput, message_of
+from adaptsfl.errors import InfeasiblePlan, InvalidInput, Stopped, message_of
 from adaptsfl.loading import load_problem, model_costs
 from adaptsfl.report import cut_report, plan_report
 from adaptsfl.report.figures import write_figures
@@ -278,6 +280,162 @@ def reproduce(
         raise typer.Exit(1)
 
 
+serve_app = typer.Typer(help="Serve a deployment: the edge server, or the fed server.", no_args_is_help=True)
+app.add_typer(serve_app, name="serve")
+
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe (.toml), the same for both servers.")]
+Listen = Annotated[str, typer.Option(help="Where to listen.", metavar="HOST:PORT")]
+FedAddress = Annotated[str, typer.Option("--fed", help="The fed server.", metavar="HOST:PORT")]
+EdgeAddress = Annotated[str, typer.Option("--edge", help="The edge server.", metavar="HOST:PORT")]
+Certs = Annotated[
+    Path | None,
+    typer.Option(help="Folder with ca.pem and this party's certificate and key.", metavar="FOLDER", show_default=False),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS, on this machine only.")]
+ServerOut = Annotated[
+    Path | None, typer.Option(help="Where it keeps what it learned (default: runs/ and the recipe's name).")
+]
+
+
+@serve_app.command("edge")
+def serve_edge(
+    recipe: RecipeFile,
+    fed: FedAddress,
+    listen: Listen = "0.0.0.0:7001",
+    certs: Certs = None,
+    insecure: Insecure = False,
+    out: ServerOut = None,
+    status_port: Annotated[
+        int | None, typer.Option(help="Serve the status page on this port of this machine; 0 takes a free one.")
+    ] = 7003,
+    override: Overrides = None,
+) -> None:
+    """Plan, and train the common layers for all devices; stopped, the same command goes on where it was."""
+    with _explaining(recipe):
+        _need_deploy()
+        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
+
+        content = load_recipe(recipe, override or ())
+        folder = out or Path("runs") / _folder_name(content.name or recipe.stem) / "edge"
+        credentials = _credentials(certs, "edge", insecure=insecure)
+        asyncio.run(parties.serve_edge(content, listen, fed, credentials, folder, _tell, status_port=status_port))
+        _close(find_runs([folder]), folder / "report.html")
+
+
+@serve_app.command("fed")
+def serve_fed(
+    recipe: RecipeFile,
+    listen: Listen = "0.0.0.0:7002",
+    certs: Certs = None,
+    insecure: Insecure = False,
+    out: ServerOut = None,
+    override: Overrides = None,
+) -> None:
+    """Average the devices' layers, and put the model together at the end."""
+    with _explaining(recipe):
+        _need_deploy()
+        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
+
+        content = load_recipe(recipe, override or ())
+        folder = out or Path("runs") / _folder_name(content.name or recipe.stem) / "fed"
+        credentials = _credentials(certs, "fed", insecure=insecure)
+        asyncio.run(parties.serve_fed(content, listen, credentials, folder, _tell))
+
+
+@app.command()
+def join(
+    edge: EdgeAddress,
+    fed: FedAddress,
+    name: Annotated[str, typer.Option(help="This device, as in its certificate.")],
+    certs: Certs = None,
+    insecure: Insecure = False,
+    data: Annotated[
+        Path | None, typer.Option(help="This device's samples (default: its part of the run's dataset).")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="A factory of yours that the servers may name.", metavar="PACKAGE.MODULE:FACTORY"),
+    ] = None,
+    cut_floor: Annotated[int, typer.Option(help="Refuse to cut the model before this layer.", min=1)] = 1,
+) -> None:
+    """Train as a device of a deployment, on data that never leave this machine."""
+    with _explaining():
+        _need_deploy()
+        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
+        from adaptsfl.deploy.identity import Party  # noqa: PLC0415
+
+        credentials = _credentials(certs, name, insecure=insecure)
+        reason = asyncio.run(
+            parties.join(
+                Party("device", name),
+                edge,
+                fed,
+                credentials,
+                _tell,
+                data=data,
+                allowed=allow or (),
+                floor=cut_floor,
+            )
+        )
+        _tell(reason)
+
+
+@app.command()
+def up(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")],
+    devices: Annotated[int, typer.Option(help="How many devices.", min=1)] = 4,
+    out: Annotated[
+        Path | None, typer.Option(help="Where all of it goes (default: runs/ and the recipe's name).")
+    ] = None,
+    status_port: Annotated[int, typer.Option(help="Of the status page; 0 takes a free one.")] = 0,
+    override: Overrides = None,
+) -> None:
+    """Start a whole deployment on this machine, over TLS: fed server, edge server and devices."""
+    with _explaining(recipe):
+        _need_deploy()
+        from adaptsfl.deploy.up import fleet_up  # noqa: PLC0415
+
+        content = load_recipe(recipe, override or ())
+        folder = out or Path("runs") / f"{_folder_name(content.name or recipe.stem)}-up"
+        console = Console(emoji=False, highlight=False, markup=False)
+
+        def say(party: str, text: str) -> None:
+            console.print(f"{party:>9} | {text}", soft_wrap=True)
+
+        try:
+            with fleet_up(recipe, devices, folder, say, status_port=status_port, more=override) as fleet:
+                fleet.wait()
+        except KeyboardInterrupt:
+            _say("stopped; the same command goes on from the last checkpoint.")
+            raise typer.Exit(130) from None
+        console.print(f"model:   {folder / 'fed' / 'model.safetensors'}", soft_wrap=True)
+
+
+def _credentials(folder: Path | None, name: str, *, insecure: bool) -> Any:
+    """Return a party's certificate and key, or nothing if it was asked for in so many words."""
+    from adaptsfl.deploy.identity import load_credentials  # noqa: PLC0415
+
+    if insecure:
+        if folder is not None:
+            raise InvalidInput("--insecure", "is given beside --certs", "Give one of them")
+        return None
+    if folder is None:
+        remedy = "Make certificates: adaptsfl certs FOLDER. To try things out on one machine: --insecure"
+        raise InvalidInput("--certs", "is missing", remedy)
+    return load_credentials(folder, name)
+
+
+def _tell(text: str) -> None:
+    """Print a line of what goes on, with the time."""
+    _console().print(f"{time.strftime('%H:%M:%S')} {text}", soft_wrap=True)
+
+
+def _need_deploy() -> None:
+    for module in ("torch", "grpc", "cryptography"):
+        if find_spec(module) is None:
+            raise InvalidInput("deploy", f"needs {module}", "Install it: pip install 'adaptsfl[deploy]'")
+
+
 def _command() -> str:
     """Return what was typed, as far as the program knows it."""
     return shlex.join(["adaptsfl", *sys.argv[1:]])
@@ -343,6 +501,9 @@ def _explaining(file: Path | None = None) -> Iterator[None]:
         yield
     except (typer.Exit, KeyboardInterrupt):
         raise
+    except Stopped as error:
+        _say(str(error))
+        raise typer.Exit(130) from None
     except Exception as error:
         message = message_of(error)
         named = file is None or str(file) in message or not isinstance(error, InvalidInput) or error.source

@@ -152,6 +152,16 @@ class FaultsConfig(Section):
     seed: int = 0
 
 
+class DeployConfig(Section):
+    """How real devices and servers work together."""
+
+    cut_floor: int = 1  # no device cuts before this layer, and layers up to it never reach the edge server
+    private_start: bool = True  # layers up to the floor begin with weights that the fed server alone has drawn
+    quorum: float = 0.5  # the share of the fleet without which no round goes on
+    round_deadline_s: float = 60.0  # after which a round goes on without those who are late
+    start_deadline_s: float = 60.0  # after which training begins without those who have not come
+
+
 class PartitionConfig(Section):
     """How the training samples are shared out among the devices; a key that the kind does not read is refused."""
 
@@ -169,6 +179,7 @@ class DataConfig(Section):
 
     name: str = "digits"
     path: str | None = None  # beside the recipe
+    classes: list[str] | None = None  # of images, in the order of their labels; by default that of the alphabet
     options: dict[str, bool | int | float | str] = {}  # for the factory
     cache: str | None = None  # where decoded images are kept
     mean: list[float] | None = None  # per channel, of inputs in 0 … 1
@@ -192,6 +203,7 @@ class Recipe(Section):
     data: DataConfig | None = None
     run: RunConfig | None = None
     adapt: AdaptConfig = AdaptConfig()
+    deploy: DeployConfig = DeployConfig()
 
 
 class FleetFile(Section):

@@ -6,7 +6,10 @@ AdaptSFLError
 ├── SolverError       a solver cannot take this problem, or failed on it
 ├── TrainingDiverged  the loss is no number any more, or far above where it began
 ├── NotWritten        a file that could not be written: a full disk, no permission
-└── RunFailed         a run failed in a process of its own; says what went wrong there
+├── RunFailed         a run failed in a process of its own; says what went wrong there
+├── BadMessage        another party sent what the protocol does not allow
+├── Refused           another party will not have us
+└── Stopped           a person has ended it: Ctrl-C, or SIGTERM
 """
 
 import difflib
@@ -63,6 +66,18 @@ class TrainingDiverged(AdaptSFLError):
 
 class NotWritten(AdaptSFLError):
     """A file could not be written; the message says why, and that an older one is still there."""
+
+
+class BadMessage(AdaptSFLError):
+    """Another party sent what the protocol does not allow, by mistake or not; nothing of it was used."""
+
+
+class Refused(AdaptSFLError):
+    """Another party will not have us, and trying again would not help."""
+
+
+class Stopped(AdaptSFLError):
+    """A person has ended what was going on; the message says how it goes on."""
 
 
 class RunFailed(AdaptSFLError):

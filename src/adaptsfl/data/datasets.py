@@ -1,5 +1,6 @@
 """A dataset from what a recipe names."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,9 @@ def load_dataset(config: DataConfig) -> Dataset:
     own = ":" in config.name
     if config.options and not own:
         raise InvalidInput("data.options", f"is given, but {config.name} takes none", "Only a factory takes options")
+    if config.classes is not None and config.name != "images":
+        problem = f"is given, but {config.name} has classes of its own"
+        raise InvalidInput("data.classes", problem, "Remove it")
     if config.path is not None and (own or config.name in DIGITS):
         remedy = "Remove it" + ("; give the factory what it needs as data.options" if own else "")
         raise InvalidInput("data.path", f"is {config.path!r}, but {config.name} reads no files", remedy)
@@ -45,7 +49,7 @@ def _load(config: DataConfig, cache: Path) -> Dataset:
     if config.name in HUB:
         return load_hub_dataset(config.name, config.path, cache)
     if config.name == "images":
-        return _load_images(config.path, cache)
+        return _load_images(config.path, cache, config.classes)
     remedy = f"Give one of {', '.join(NAMES)}, or package.module:factory of your own"
     raise unknown("data.name", config.name, NAMES, remedy)
 
@@ -76,14 +80,14 @@ def _like_cifar(digits: Dataset) -> Dataset:
     return replace(digits, train=enlarged(digits.train), test=enlarged(digits.test), normalisation=normalisation)
 
 
-def _load_images(path: str | None, cache: Path) -> Dataset:
-    """Read train/<class>/* and test/<class>/*; the training images fix the classes and the normalisation."""
+def _load_images(path: str | None, cache: Path, classes: Sequence[str] | None) -> Dataset:
+    """Read train/<class>/* and test/<class>/*; if not given, the training images fix classes and normalisation."""
     if path is None:
         raise InvalidInput("data.path", "is missing", "Give a folder with train/<class>/ and test/<class>/ images")
     for split in ("train", "test"):
         if not (Path(path) / split).is_dir():
             problem = f"{path} has no folder {split}"
             raise InvalidInput("data.path", problem, "Give a folder with train/<class>/ and test/<class>/ images")
-    train, classes = read_class_folders(Path(path) / "train", cache)
-    test, _ = read_class_folders(Path(path) / "test", cache, classes)
-    return Dataset(train, test, classes, measured_normalisation(train))
+    train, names = read_class_folders(Path(path) / "train", cache, classes)
+    test, _ = read_class_folders(Path(path) / "test", cache, names)
+    return Dataset(train, test, names, measured_normalisation(train))

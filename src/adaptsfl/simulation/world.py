@@ -69,7 +69,7 @@ class World:
     @cached_property
     def optimizer(self) -> OptimizerSettings:
         """How weights follow gradients."""
-        return _optimizer(self.recipe.training)
+        return optimizer_settings(self.recipe.training)
 
     def fleet_at(self, round_: int) -> Fleet:
         """Return the true resources in round 1, 2, …."""
@@ -151,7 +151,7 @@ def make_world(recipe: Recipe, seed: int, like: World | None = None) -> World:
     if like is not None and like.devices == resources.at(0).size:
         kept = {"run": like.recipe.run, "data": like.recipe.data}
         return replace(like, recipe=recipe.model_copy(update=kept), resources=resources, noise=noise)
-    _check_training(recipe.training)
+    check_training(recipe.training)
     torch.manual_seed(seed)
     model, example = split_model(recipe.model, to_train=True)
     if recipe.model.charged_as is None:
@@ -185,7 +185,7 @@ def _check_layers(learning: int, charged: int) -> None:
         raise InvalidInput("model.charged_as", problem, "Change options that keep the layers, such as width")
 
 
-def _optimizer(given: TrainingConfig) -> OptimizerSettings:
+def optimizer_settings(given: TrainingConfig) -> OptimizerSettings:
     return OptimizerSettings(
         name=given.optimizer,
         learning_rate=given.learning_rate,
@@ -196,11 +196,11 @@ def _optimizer(given: TrainingConfig) -> OptimizerSettings:
     )
 
 
-def _check_training(given: TrainingConfig) -> None:
+def check_training(given: TrainingConfig) -> None:
     """Refuse what training could not begin with, by the names that a recipe has for it."""
     checks.whole_number("training.batch_size", given.batch_size)
     try:
-        _optimizer(given)
+        optimizer_settings(given)
     except InvalidInput as error:
         field = f"training.{error.field.removeprefix('optimizer.')}"
         raise InvalidInput(field, error.problem, error.remedy) from None

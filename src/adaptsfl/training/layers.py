@@ -1,6 +1,6 @@
 """Copies of layers as the reference holds them: a piece of the model with its own torch optimiser."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -10,13 +10,17 @@ from torch import Tensor, nn
 
 from adaptsfl.training.settings import OptimizerSettings, StateRule
 
+# What torch's optimisers keep of a parameter, by their names for it.
+OPTIMIZER_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
+
 
 class Layer:
     """One copy of one layer and the optimiser of its parameters, which goes wherever the layer goes."""
 
     def __init__(self, piece: nn.Module, settings: OptimizerSettings) -> None:
         self.piece = deepcopy(piece).train()
-        self.parameters = [tensor for tensor in self.piece.parameters() if tensor.requires_grad]
+        trained = {name: tensor for name, tensor in self.piece.named_parameters() if tensor.requires_grad}
+        self._trained, self.parameters = list(trained), list(trained.values())
         group = {"params": self.parameters, "weight_decay": settings.weight_decay}
         self.optimizer: torch.optim.Optimizer
         if settings.name == "adam":
@@ -34,6 +38,26 @@ class Layer:
     def tensors(self) -> list[Tensor]:
         """Return what is averaged whatever becomes of the optimiser's state: parameters and buffers."""
         return [*self.parameters, *self.piece.buffers()]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that training changes, by name: what `load` needs, on another machine too."""
+        state = {f"parameters.{name}": tensor.detach() for name, tensor in self.piece.named_parameters()}
+        state |= {f"buffers.{name}": tensor for name, tensor in self.piece.named_buffers()}
+        for k, name in enumerate(self._trained):
+            state |= {f"{key}.{name}": torch.as_tensor(value) for key, value in self.state_of(k).items()}
+        return state
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a `state` of the same layer."""
+        for kind, tensors in (("parameters", self.piece.named_parameters()), ("buffers", self.piece.named_buffers())):
+            for name, tensor in tensors:
+                tensor.copy_(state[f"{kind}.{name}"])
+        self.optimizer.state.clear()
+        for name, parameter in zip(self._trained, self.parameters, strict=True):
+            kept = {key: state[f"{key}.{name}"].clone() for key in OPTIMIZER_STATE if f"{key}.{name}" in state}
+            if kept:
+                self.optimizer.state[parameter] = kept
 
     def state_of(self, k: int) -> dict[str, Any]:
         """Return what the optimiser keeps of the k-th parameter; nothing before its first step."""

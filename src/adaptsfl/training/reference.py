@@ -52,30 +52,45 @@ class EdgeServer:
     def __init__(self, common: list[Layer], statistics: Statistics, settings: OptimizerSettings, loss: Loss) -> None:
         self.common, self.statistics, self.settings, self.loss = common, statistics, settings, loss
         self.non_common: list[list[Layer]] = []
+        self._arrived: dict[int, tuple[Tensor, Tensor]] = {}  # by device: what it sent, and its own layers' output
+        self.gradients: list[Tensor] = []  # of the common layers, then of the present devices' own
 
-    def step(
-        self, present: Sequence[int], sent: Sequence[Tensor], targets: Sequence[Tensor], weights: Sequence[float]
-    ) -> tuple[list[Tensor], Tensor]:
-        """Update the server's layers; return the gradient for every present device, and its loss."""
-        non_common = [self.non_common[k] for k in present]
-        received = [activations.requires_grad_() for activations in sent]
-        # 13: the predictions ŷ_i, through the device's own layers and then the common ones
-        own = [run(layers, activations) for layers, activations in zip(non_common, received, strict=True)]
-        predictions = self.run_common(own, weights)
-        # 14: the loss F_i of every device, and f, their mean
-        losses = torch.stack([self.loss(p, y).mean() for p, y in zip(predictions, targets, strict=True)])
-        mean = (losses * losses.new_tensor(weights)).sum()
+    def receive(self, device: int, sent: Tensor) -> None:
+        """Run a device's own layers on the activations that it sent, for which nobody else is needed."""
+        received = sent.requires_grad_()
+        # 13: the predictions ŷ_i, through the device's own layers and then (in `forward`) the common ones
+        self._arrived[device] = received, run(self.non_common[device], received)
+
+    def forward(self, present: Sequence[int], targets: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """Return the loss of every present device, whose activations have arrived."""
+        self._present, self._weights = present, weights
+        predictions = self.run_common([self._arrived[k][1] for k in present], weights)
+        # 14: the loss F_i of every device
+        self._losses = torch.stack([self.loss(p, y).mean() for p, y in zip(predictions, targets, strict=True)])
+        return self._losses.detach()
+
+    def backward(self) -> list[Tensor]:
+        """Return the gradient for every present device (line 17: it is sent to the device)."""
+        # 14: f, the mean of the losses.
         # Paper: the gradients of every F_i, then their mean. Here: the gradient of the mean, and what is a device's
         # own over its weight. Because: they are the same, and only this has a meaning for pooled batch-norm.
-        own_parameters = [parameter for layers in non_common for parameter in parameters_of(layers)]
-        gradients = gradients_of(mean, [*parameters_of(self.common), *own_parameters, *received])
+        mean = (self._losses * self._losses.new_tensor(self._weights)).sum()
+        received = [self._arrived[k][0] for k in self._present]
+        own = [parameter for k in self._present for parameter in parameters_of(self.non_common[k])]
+        wanted = [*parameters_of(self.common), *own]
+        self.gradients = [*gradients_of(mean, [*wanted, *received])]
+        sent, self.gradients = self.gradients[len(wanted) :], self.gradients[: len(wanted)]
+        return [gradient / weight for gradient, weight in zip(sent, self._weights, strict=True)]
+
+    def update(self) -> None:
+        """Let the server's layers follow the gradients."""
+        gradients = iter(self.gradients)
         # 15: the common layers follow the mean gradient
         update(self.common, gradients, self.settings.rate(common=True))
         # 16: the non-common layers of a device follow its own gradient
-        for layers, weight in zip(non_common, weights, strict=True):
-            update(layers, gradients, self.settings.rate(common=False), weight)
-        # 17: send the activations' gradients
-        return [gradient / weight for gradient, weight in zip(gradients, weights, strict=True)], losses.detach()
+        for k, weight in zip(self._present, self._weights, strict=True):
+            update(self.non_common[k], gradients, self.settings.rate(common=False), weight)
+        self._arrived.clear()
 
     def run_common(self, inputs: Sequence[Tensor], weights: Sequence[float]) -> list[Tensor]:
         """Run the common layers; batch-norm sees all devices' samples together, or every device's by themselves."""
@@ -126,7 +141,11 @@ class Reference:
         # 7 to 10: every device runs its layers and sends activations and targets
         sent = [device.forward(x) for device, (x, _) in zip(devices, batches, strict=True)]
         # 12 to 17: the edge server
-        gradients, losses = self.server.step(here, sent, [y for _, y in batches], [shares[k] for k in here])
+        for k, activations in zip(here, sent, strict=True):
+            self.server.receive(k, activations)
+        losses = self.server.forward(here, [y for _, y in batches], [shares[k] for k in here])
+        gradients = self.server.backward()
+        self.server.update()
         # 20 to 22: every device goes back through its layers
         for device, gradient in zip(devices, gradients, strict=True):
             device.backward(gradient, self.settings.rate(common=False))

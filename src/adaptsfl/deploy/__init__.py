@@ -1,0 +1,1 @@
+"""Real devices, an edge server and a fed server over the network."""

@@ -1,0 +1,292 @@
+"""A device: its own data, the first layers of the model, and a connection that may break at any time.
+
+It acts on what the edge server says, message by message. What it holds (layers, the activations that it sent last)
+outlives a connection: after a new one it goes on where it was, if the edge server still is in the same block.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+from torch import Tensor
+
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.device_data import DeviceData, load_device_data
+from adaptsfl.deploy.fed_client import FedClient
+from adaptsfl.deploy.identity import Credentials, Party, open_channel
+from adaptsfl.deploy.layers_file import Template
+from adaptsfl.deploy.probe import LayerTimes, LinkRates, measure_link, time_layers
+from adaptsfl.deploy.service import OPTIONS, Calls
+from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
+from adaptsfl.deploy.terms import PROTOCOL, Terms
+from adaptsfl.deploy.transfer import chunks, receive_chunks
+from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, first_line
+from adaptsfl.models import SplitModel
+from adaptsfl.training.layers import run
+from adaptsfl.training.reference import Device
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0  # between two attempts to connect
+# Trying again would end in the same way.
+FINAL = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
+
+
+@dataclass
+class Held:
+    """What a device holds of a block."""
+
+    attempt: int
+    block: int
+    last_round: int
+    cut: int
+    device: Device
+    pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
+    fed_downlink: float = 0.0
+
+
+class DeviceParty:
+    """One device of a run.
+
+    Args:
+        data: files of its own; without them it takes its part of the recipe's dataset.
+        allowed: factories that the servers may name.
+        floor: the least cut that this device accepts, whatever the servers say.
+        say: called with what people may want to know.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        edge: str,
+        fed: str,
+        credentials: Credentials | None,
+        *,
+        data: Path | None = None,
+        allowed: Collection[str] = (),
+        floor: int = 1,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.party, self.edge, self.fed, self.credentials = party, edge, fed, credentials
+        self.data_path, self.allowed, self.floor, self.say = data, allowed, floor, say
+        self.terms: Terms | None = None
+        self.held: Held | None = None
+        self._told = ""  # the settings, as text
+        self._backward_s = self._downlink = 0.0
+        self._ready: wire.Ready | None = None
+
+    async def run(self) -> str:
+        """Take part until the edge server says that the run is over; return why."""
+        wait = FIRST_WAIT_S
+        while True:
+            began = time.monotonic()
+            try:
+                reason = await self._connection()
+                if reason is not None:
+                    return reason
+                problem = "the edge server ended the connection"
+            except grpc.aio.AioRpcError as error:
+                problem = f"{error.code().name.lower().replace('_', ' ')}: {first_line(Exception(error.details()))}"
+                if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
+                    raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
+            if time.monotonic() - began > LONGEST_WAIT_S:
+                wait = FIRST_WAIT_S
+            self.say(f"{problem}; trying again in {wait:g} s")
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT_S)
+
+    async def _connection(self) -> str | None:
+        """Work over one connection; return why the run is over, None if only the connection is."""
+        to_edge = open_channel(self.edge, "edge", self.credentials, self.party, OPTIONS)
+        to_fed = open_channel(self.fed, "fed", self.credentials, self.party, OPTIONS)
+        async with to_edge, to_fed:
+            links = {"edge": Calls(to_edge, "Edge"), "fed": Calls(to_fed, "Fed")}
+            stream = links["edge"].train()
+            attempt = 0 if self.held is None else self.held.attempt
+            hello = wire.Hello(device=self.party.name, attempt=attempt, version=PROTOCOL)
+            await stream.write(wire.FromDevice(hello=hello))
+            try:
+                return await self._obey(stream, links)
+            except (BadMessage, InvalidInput, NotWritten) as error:
+                await stream.write(wire.FromDevice(failure=wire.Failure(reason=str(error)[:500])))
+                await stream.done_writing()
+                raise
+
+    async def _obey(self, stream: Any, links: dict[str, Calls]) -> str | None:
+        while True:
+            message = await stream.read()
+            if message is grpc.aio.EOF:
+                return None
+            match message.WhichOneof("kind"):
+                case "welcome":
+                    await self._prepare(message.welcome, links)
+                    await stream.write(wire.FromDevice(ready=self._ready))
+                case "plan":
+                    await self._begin(message.plan, stream, links["fed"])
+                case "gradients":
+                    await self._learn(message.gradients, stream)
+                case "skip":
+                    await self._send(stream, message.skip.next_round)
+                case "deliver":
+                    await self._deliver(message.deliver.attempt, stream, links["fed"])
+                case "stop":
+                    if message.stop.done:
+                        return str(message.stop.reason)
+                    self.say(message.stop.reason)
+                case kind:
+                    raise BadMessage(f"the edge server sent {kind or 'nothing'} where it had no place")
+
+    async def _prepare(self, welcome: wire.Welcome, links: dict[str, Calls]) -> None:
+        """Build the model, read the data and measure what this device can do; once."""
+        if self.terms is not None:
+            if welcome.settings != self._told:
+                raise BadMessage("the edge server's settings are not those of before")
+            return
+        terms = Terms.from_json(welcome.settings, self.allowed)
+        if not welcome.number < terms.devices:
+            raise BadMessage(f"the edge server calls this device number {welcome.number} of {terms.devices}")
+        self.floor = max(self.floor, terms.floor)
+        times = await asyncio.to_thread(self._build, terms, welcome.number)
+        rates = {name: await measure_link(calls) for name, calls in links.items()}
+        self._ready = ready_message(self.data.samples, times, rates["edge"], rates["fed"])
+        self.terms, self._told = terms, welcome.settings
+        self.say(f"ready: {self.data.samples} samples, model of {self.model.layers} layers")
+
+    def _build(self, terms: Terms, number: int) -> LayerTimes:
+        self.model: SplitModel
+        self.model, example = terms.model()
+        self.template = Template(self.model, terms.optimizer)
+        self.data: DeviceData = load_device_data(terms, number, self.data_path, terms.classes(self.model, example))
+        inputs, _ = self.data.at(1)
+        if inputs.shape[1:] != example.shape[1:]:
+            problem = f"has samples of shape {tuple(inputs.shape[1:])}, the model takes {tuple(example.shape[1:])}"
+            raise InvalidInput("data", problem, "Give data that fit the model")
+        return time_layers(self.model, inputs[:1], terms.batch_size)
+
+    async def _begin(self, plan: wire.Plan, stream: Any, fed: Calls) -> None:
+        """Follow a plan: fetch the layers, unless they are here already, and train the next round."""
+        if self.terms is None:
+            raise BadMessage("the edge server sent a plan before its settings")
+        if not self.floor <= plan.cut <= self.model.layers:
+            raise BadMessage(f"the edge server planned cut {plan.cut}, this device takes {self.floor} and deeper")
+        if self.held is not None and self.held.attempt == plan.attempt:
+            if self.held.pending is not None:
+                await _write(stream, *self.held.pending)
+            elif plan.next_round <= plan.last_round:  # it was away when the others went on
+                await self._send(stream, plan.next_round)
+            return
+        moved = await FedClient(fed, self.template).fetch(plan.attempt, 1, plan.cut)
+        layers = [self.template.layer(number, state) for number, state in sorted(moved.states.items())]
+        self.held = Held(plan.attempt, plan.block, plan.last_round, plan.cut, Device(layers), fed_downlink=moved.bps)
+        rounds = f"rounds {plan.next_round} to {plan.last_round}" if plan.next_round <= plan.last_round else "the end"
+        self.say(f"block {plan.block}: {rounds}, cut {plan.cut}")
+        if plan.evaluate:
+            await self._evaluate(stream)
+        if plan.next_round <= plan.last_round:
+            await self._send(stream, plan.next_round)
+
+    async def _send(self, stream: Any, round_: int) -> None:
+        """Run the device's layers on the mini-batch of a round and send what comes out."""
+        held = self._holding()
+        if not 1 <= round_ <= held.last_round:
+            held.pending = None
+            return
+        x, labels = self.data.at(round_)
+        started = time.perf_counter()
+        activations = await asyncio.to_thread(held.device.forward, x)
+        forward_s = time.perf_counter() - started
+        header, parts = self._packed(activations, labels)
+        header.round, header.forward_s, header.backward_s = round_, forward_s, self._backward_s
+        header.downlink = self._downlink
+        held.pending = header, parts
+        await _write(stream, header, parts)
+
+    def _packed(self, activations: Tensor, labels: Tensor) -> tuple[wire.Activations, list[memoryview]]:
+        assert self.terms is not None
+        about, data = pack(activations, self.terms.recipe.model.wire_dtype)
+        about_labels, label_data = pack(labels, "int64")
+        header = wire.Activations(attempt=self._holding().attempt, labels=about_labels, tensor=about)
+        return header, [label_data, data]
+
+    async def _learn(self, gradients: wire.Gradients, stream: Any) -> None:
+        """Carry the gradients back through the device's layers, then go on with the next round."""
+        held = self._holding()
+        assert self.terms is not None
+        if held.pending is None or held.pending[0].round != gradients.round:
+            raise BadMessage(f"the edge server sent gradients of round {gradients.round}, which was not asked for")
+        shape, dtype = held.device.activations.shape, self.terms.recipe.model.wire_dtype
+        check_header(gradients.tensor, shape, dtype)
+
+        async def read() -> bytes:
+            message = await stream.read()
+            if message is grpc.aio.EOF or message.WhichOneof("kind") != "chunk":
+                raise BadMessage("the edge server stopped amid gradients")
+            return bytes(message.chunk)
+
+        incoming = await receive_chunks(read, size_of(shape, dtype))
+        self._downlink = incoming.bps
+        received = unpack(gradients.tensor, incoming.data)
+        started = time.perf_counter()
+        rate = self.terms.optimizer.rate(common=False)
+        await asyncio.to_thread(held.device.backward, received, rate)
+        self._backward_s = time.perf_counter() - started
+        held.pending = None
+        await self._send(stream, gradients.round + 1)
+
+    async def _evaluate(self, stream: Any) -> None:
+        """Send the activations of the device's test samples."""
+        held = self._holding()
+        batches = self.data.test_batches()
+        for number, (x, labels) in enumerate(batches):
+            activations = await asyncio.to_thread(_evaluated, held.device, x)
+            header, parts = self._packed(activations, labels)
+            header.round, header.evaluation, header.evaluation_batches = number, True, len(batches)
+            await _write(stream, header, parts)
+
+    async def _deliver(self, attempt: int, stream: Any, fed: Calls) -> None:
+        """Take the layers to the fed server."""
+        held = self._holding()
+        if held.attempt != attempt:
+            return  # the edge server has sent a newer plan behind this
+        states = {number: layer.state() for number, layer in enumerate(held.device.layers, start=1)}
+        moved = await FedClient(fed, self.template).deliver(attempt, self.party.name, states)
+        delivered = wire.Delivered(attempt=attempt, fed_uplink=moved.bps, fed_downlink=held.fed_downlink)
+        await stream.write(wire.FromDevice(delivered=delivered))
+
+    def _holding(self) -> Held:
+        if self.held is None:
+            raise BadMessage("the edge server sent work before a plan")
+        return self.held
+
+
+def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRates) -> wire.Ready:
+    """Return what a device says once it knows itself."""
+    rates = wire.Rates(uplink=edge.uplink, downlink=edge.downlink, fed_uplink=fed.uplink, fed_downlink=fed.downlink)
+    return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)
+
+
+@torch.no_grad()
+def _evaluated(device: Device, x: Tensor) -> Tensor:
+    for layer in device.layers:
+        layer.piece.eval()
+    try:
+        return run(device.layers, x)
+    finally:
+        for layer in device.layers:
+            layer.piece.train()
+
+
+async def _write(stream: Any, header: wire.Activations, parts: list[memoryview]) -> None:
+    await stream.write(wire.FromDevice(activations=header))
+    for part in parts:
+        for chunk in chunks(part):
+            await stream.write(wire.FromDevice(chunk=chunk))

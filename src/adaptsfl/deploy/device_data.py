@@ -1,0 +1,88 @@
+"""The samples of one device: its own files, or its part of a dataset that everybody has."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptsfl.config import DataConfig
+from adaptsfl.data import DeviceBatches, Samples, evaluation_batches, share_out
+from adaptsfl.data.datasets import load_dataset
+from adaptsfl.data.hub import HUB
+from adaptsfl.data.samples import Dataset
+from adaptsfl.deploy.terms import Terms
+from adaptsfl.errors import InvalidInput
+from adaptsfl.training.settings import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceData:
+    """What one device trains on and tests with; nothing of it leaves the device but activations and labels."""
+
+    batches: DeviceBatches
+    samples: int
+    dataset: Dataset  # train: this device's samples only
+    batch_size: int
+
+    def at(self, round_: int) -> Batch:
+        """Return the mini-batch of round 1, 2, …: the same that a simulated device would have."""
+        batch = self.batches.at(round_ - 1)
+        return batch.inputs, batch.labels
+
+    def test_batches(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the test samples in mini-batches."""
+        return list(evaluation_batches(self.dataset.test, self.dataset.normalisation, batch_size=self.batch_size))
+
+
+def load_device_data(terms: Terms, number: int, path: Path | None, classes: int) -> DeviceData:
+    """Return the samples of device `number`.
+
+    Args:
+        path: the device's own files; without them it takes its part of the recipe's dataset, as in a simulation.
+        classes: how many the model tells apart.
+    """
+    config = terms.recipe.data or DataConfig()
+    if path is None:
+        dataset, parts = share_out(config, terms.devices, batch_size=terms.batch_size)
+        part = torch.from_numpy(np.asarray(parts[number]))
+        tests = torch.arange(_test_samples(dataset, terms))[number :: terms.devices]
+        if not len(tests):
+            tests = torch.arange(len(dataset.test))[number : number + 1]
+        own = Dataset(
+            _picked(dataset.train, part), _picked(dataset.test, tests), dataset.classes, dataset.normalisation
+        )
+    else:
+        own = _own_files(config, path)
+    own.check_classes(classes)
+    batches = DeviceBatches(
+        own.train,
+        (np.arange(len(own.train)),),
+        terms.batch_size,
+        seed=config.seed,
+        normalisation=own.normalisation,
+        augmentation=config.augmentation,
+        streams=[number],
+    )
+    return DeviceData(batches, len(own.train), own, terms.batch_size)
+
+
+def _own_files(config: DataConfig, path: Path) -> Dataset:
+    """Read files of the device's own, normalised as those of all other devices."""
+    name = config.name if config.name in HUB else "images"
+    if config.name not in (name, "images") and ":" not in config.name:
+        problem = f"is given, but the run trains on {config.name}, which every device has"
+        raise InvalidInput("--data", problem, "Leave it out, or let the recipe say data.name = 'images'")
+    if name == "images" and (config.mean is None or config.std is None):
+        problem = "is missing: with files of their own, devices would each normalise in another way"
+        raise InvalidInput("data.mean", problem, "Give data.mean and data.std in the recipe of the edge server")
+    return load_dataset(config.model_copy(update={"name": name, "path": str(path)}))
+
+
+def _test_samples(dataset: Dataset, terms: Terms) -> int:
+    return min(len(dataset.test), terms.test_samples or len(dataset.test))
+
+
+def _picked(samples: Samples, rows: Tensor) -> Samples:
+    return Samples(samples.inputs[rows], samples.labels[rows])

@@ -1,0 +1,125 @@
+"""The edge server's part of the model: the common layers, and every device's own layers above its cut.
+
+The mathematics are those of `training.reference`; here are the layers' coming and going, and what protects the
+common layers from what a device may send. All of it runs in one thread, one call at a time.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from adaptsfl.deploy.layers_file import LayerStates, Template
+from adaptsfl.models import SplitModel
+from adaptsfl.training.layers import Layer, run
+from adaptsfl.training.reference import EdgeServer
+from adaptsfl.training.settings import Statistics, sample_cross_entropy
+
+
+class Spoilt(Exception):
+    """Devices whose activations made the loss or the gradients no numbers; nothing was updated."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self.devices = tuple(devices)
+        super().__init__(f"devices {self.devices}")
+
+
+class EdgeModel:
+    """What the edge server computes with.
+
+    Attributes:
+        deepest: L_c.
+    """
+
+    def __init__(self, model: SplitModel, template: Template, statistics: Statistics, devices: int, floor: int) -> None:
+        self.template, self.deepest = template, floor
+        common = [template.layer(number) for number in range(floor + 1, model.layers + 1)]
+        self.server = EdgeServer(common, statistics, template.settings, sample_cross_entropy)
+        self.server.non_common = [[] for _ in range(devices)]
+        self._base: LayerStates = {}  # of the client-specific layers above the lowest cut, as the block began
+
+    def common_states(self) -> LayerStates:
+        """Return the common layers, for a checkpoint or for the whole model."""
+        return {number: layer.state() for number, layer in enumerate(self.server.common, start=self.deepest + 1)}
+
+    def load_common(self, states: LayerStates, deepest: int) -> None:
+        """Go on with other common layers."""
+        self.deepest = deepest
+        self.server.common = [self.template.layer(number, state) for number, state in sorted(states.items())]
+
+    def becoming_specific(self, deepest: int) -> LayerStates:
+        """Return the common layers that another L_c makes client-specific."""
+        return {number: state for number, state in self.common_states().items() if number <= deepest}
+
+    def place(self, deepest: int, fetched: LayerStates) -> None:
+        """Begin a block: take averaged layers that become common with it, and keep those of single devices."""
+        common = {number: state for number, state in self.common_states().items() if number > deepest}
+        common |= {number: state for number, state in fetched.items() if number > deepest}
+        self.load_common(common, deepest)
+        self._base = {number: state for number, state in fetched.items() if number <= deepest}
+        self.server.non_common = [[] for _ in self.server.non_common]
+
+    def admit(self, device: int, cut: int) -> None:
+        """Give a device its own layers above the cut, as they were when the block began."""
+        self.server.non_common[device] = [
+            self.template.layer(number, self._base[number]) for number in range(cut + 1, self.deepest + 1)
+        ]
+
+    def own_states(self, device: int, cut: int) -> LayerStates:
+        """Return a device's layers above its cut."""
+        return {number: layer.state() for number, layer in enumerate(self.server.non_common[device], start=cut + 1)}
+
+    def receive(self, device: int, activations: Tensor) -> None:
+        """Run a device's own layers on what it sent, while others still send."""
+        if activations.dim() == 4:
+            activations = activations.contiguous(memory_format=torch.channels_last)
+        self.server.receive(device, activations)
+
+    def train(
+        self, present: Sequence[int], labels: Mapping[int, Tensor], weights: Sequence[float]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Train on what the present devices sent; return their losses and gradients.
+
+        Raises `Spoilt`, and leaves all layers as they were, if a device's activations lead to no numbers.
+        """
+        kept = [buffer.clone() for buffer in self._common_buffers()]
+        losses = self.server.forward(present, [labels[device] for device in present], weights)
+        gradients: list[Tensor] = []
+        spoilt = [device for device, loss in zip(present, losses.tolist(), strict=True) if not abs(loss) < float("inf")]
+        if not spoilt:
+            gradients = self.server.backward()
+            spoilt = [
+                device
+                for device, gradient in zip(present, gradients, strict=True)
+                if not bool(torch.isfinite(gradient).all())
+            ]
+            if not all(bool(torch.isfinite(gradient).all()) for gradient in self.server.gradients):
+                spoilt = spoilt or [max(zip(losses.tolist(), present, strict=True))[1]]
+        if spoilt:
+            for buffer, value in zip(self._common_buffers(), kept, strict=True):
+                buffer.copy_(value)
+            raise Spoilt(spoilt)
+        self.server.update()
+        return losses, gradients
+
+    def evaluate(self, device: int, activations: Tensor, labels: Tensor) -> tuple[int, float, int]:
+        """Return how many of a device's test samples are recognised, the sum of their losses, and their number."""
+        layers = [*self.server.non_common[device], *self.server.common]
+        _set_mode(layers, training=False)
+        try:
+            with torch.no_grad():
+                outputs = run(layers, activations).flatten(0, -2)
+        finally:
+            _set_mode(layers, training=True)
+        flat = labels.flatten()
+        right = int((outputs.argmax(1) == flat).sum())
+        return right, float(functional.cross_entropy(outputs, flat, reduction="sum")), len(flat)
+
+    def _common_buffers(self) -> list[Tensor]:
+        return [buffer for layer in self.server.common for buffer in layer.piece.buffers()]
+
+
+def _set_mode(layers: Sequence[Layer], *, training: bool) -> None:
+    for layer in layers:
+        layer.piece.train(training)

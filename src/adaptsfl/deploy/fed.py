@@ -1,0 +1,293 @@
+"""The fed server: it holds the client-specific layers, averages the devices' copies and keeps the versions.
+
+It sees weights of single devices, and never activations or labels. The edge server gets layers above the floor only.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from adaptsfl.deploy.identity import Party, require
+from adaptsfl.deploy.layers_file import LayerStates, Template, by_layer, named, to_bytes
+from adaptsfl.deploy.service import NotNow, Service
+from adaptsfl.deploy.terms import Terms
+from adaptsfl.deploy.transfer import Incoming, chunks
+from adaptsfl.deploy.wire_pb2 import (
+    Closed,
+    Closing,
+    Layers,
+    LayersPart,
+    Opened,
+    Received,
+    Wanted,
+)
+from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, first_line
+from adaptsfl.files import about_tensors, replace_file, write_tensors
+from adaptsfl.training.layers import average
+
+KEPT_VERSIONS = 2  # the edge server may have been stopped before it noted that the last one was there
+MODEL_FILE = "model.safetensors"
+
+
+@dataclass
+class OpenBlock:
+    """A block as the fed server sees it.
+
+    Attributes:
+        base: the layers with which it began: 1 … L_c, and those that become common with it.
+        from_devices, from_edge: delivered copies, by device.
+    """
+
+    attempt: int
+    version: int
+    deepest: int
+    cuts: dict[str, int]
+    base: LayerStates
+    from_devices: dict[str, LayerStates] = field(default_factory=dict)
+    from_edge: dict[str, LayerStates] = field(default_factory=dict)
+
+    def delivered(self, device: str) -> bool:
+        """Whether all of a device's layers are here."""
+        return device in self.from_devices and (self.cuts[device] == self.deepest or device in self.from_edge)
+
+    def forged(self, device: str) -> LayerStates:
+        """Return h_{c,i}: a device's layers 1 … L_c, wherever they were trained."""
+        return {**self.from_devices[device], **self.from_edge.get(device, {})}
+
+
+class FedServer(Service):
+    """Answers the calls of service Fed.
+
+    Args:
+        folder: where versions are kept, and the whole model at the end.
+        say: called with what people may want to know.
+    """
+
+    service = "Fed"
+
+    def __init__(self, terms: Terms, folder: Path, say: Callable[[str], None] = lambda _text: None) -> None:
+        self.terms, self.folder, self.say = terms, folder, say
+        seed = secrets.randbits(63) if terms.recipe.deploy.private_start else None
+        self.model, _ = terms.model(seed)
+        self.template = Template(self.model, terms.optimizer)
+        self.block: OpenBlock | None = None
+        self._closed: tuple[int, int] | None = None  # attempt and version of the block that was closed last
+        self.versions: dict[int, LayerStates] = self._load()
+        self.finished = asyncio.Event()
+        self._averaging = asyncio.Lock()
+
+    # --- calls ---
+
+    async def open(self, requests: AsyncIterator[LayersPart], context: Any) -> Opened:
+        """Begin a block; the edge server brings the layers that become client-specific with it."""
+        await require(context, "edge")
+        parts = aiter(requests)
+        opening = (await anext(parts)).opening
+        first, last, data = await self._receive(parts)
+        base = self.versions.get(opening.version)
+        if base is None:
+            have = ", ".join(map(str, self.versions))
+            raise NotNow(f"version {opening.version} of the layers is not here, but {have}")
+        cuts = dict(opening.cuts)
+        self._check_opening(opening.deepest, cuts, first, last, len(base))
+        brought = self.template.from_bytes(data, range(first, last + 1)) if last else {}
+        if self.block is None or self.block.attempt != opening.attempt:
+            for version in [version for version in self.versions if version > opening.version]:
+                del self.versions[version]  # the edge server went back to an earlier block
+            self.block = OpenBlock(opening.attempt, opening.version, opening.deepest, cuts, {**base, **brought})
+        return Opened(attempt=opening.attempt)
+
+    async def fetch(self, request: Wanted, context: Any) -> AsyncIterator[LayersPart]:
+        """Give a device the layers up to its cut, or the edge server layers above the floor."""
+        party = await require(context, ("device", "edge"))
+        block = self._open_block(request.attempt)
+        self._check_wanted(block, party, request.first, request.last)
+        wanted = {number: block.base[number] for number in range(request.first, request.last + 1)}
+        data = await asyncio.to_thread(to_bytes, wanted)
+        header = Layers(attempt=block.attempt, first=request.first, last=request.last, size=len(data))
+        yield LayersPart(header=header)
+        for chunk in chunks(data):
+            yield LayersPart(chunk=chunk)
+
+    async def deliver(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
+        """Take the copies of one device, from itself up to its cut, from the edge server above it."""
+        party = await require(context, ("device", "edge"))
+        parts = aiter(requests)
+        header = _header(await anext(parts))
+        block = self._open_block(header.attempt)
+        device = party.name if party.role == "device" else header.device
+        if device not in block.cuts or header.device not in ("", device):
+            raise BadMessage(f"{party} brought layers of {header.device[:64]!r}")
+        cut = block.cuts[device]
+        expected = range(1, cut + 1) if party.role == "device" else range(cut + 1, block.deepest + 1)
+        if not expected or (header.first, header.last) != (expected[0], expected[-1]):
+            raise BadMessage(f"{party} brought layers {header.first} to {header.last} of {device}")
+        data = await self._body(parts, header.size, expected)
+        states = await asyncio.to_thread(self.template.from_bytes, data, expected)
+        (block.from_devices if party.role == "device" else block.from_edge)[device] = states
+        return Received(size=len(data))
+
+    async def close(self, request: Closing, context: Any) -> Closed:
+        """Average the copies of the named devices and publish the next version."""
+        await require(context, "edge")
+        async with self._averaging:
+            version = self._already_closed(request.attempt)
+            if version is not None:
+                return Closed(version=version)
+            block = self._open_block(request.attempt)
+            weights = dict(request.weights)
+            if not weights or any(name not in block.cuts or not w > 0 for name, w in weights.items()):
+                raise BadMessage("averaging was asked for with unknown devices or weights that are not positive")
+            missing = [name for name in weights if not block.delivered(name)]
+            if missing:
+                return Closed(version=block.version, missing=missing)
+            states = await asyncio.to_thread(self._averaged, block, weights)
+            await asyncio.to_thread(self._save, block.version + 1, states, block.attempt)
+            self.versions[block.version + 1] = states
+            for old in sorted(self.versions)[:-KEPT_VERSIONS]:
+                del self.versions[old]
+            self.block, self._closed = None, (block.attempt, block.version + 1)
+            self.say(f"version {block.version + 1}: layers 1 to {block.deepest} of {len(weights)} devices averaged")
+            return Closed(version=block.version + 1)
+
+    async def finish(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
+        """Put the whole model together from the averaged layers and the common ones, which the edge server brings."""
+        await require(context, "edge")
+        parts = aiter(requests)
+        version = (await anext(parts)).final.version
+        own = self.versions.get(version)
+        if own is None:
+            raise NotNow(f"version {version} of the layers is not here")
+        header = _header(await anext(parts))
+        expected = range(header.first, header.last + 1) if header.last else range(0)
+        if [*own, *expected] != list(range(1, self.model.layers + 1)):
+            raise BadMessage(f"layers {header.first} to {header.last} came, {len(own) + 1} and on were expected")
+        data = await self._body(parts, header.size, expected)
+        common = self.template.from_bytes(data, expected) if expected else {}
+        await asyncio.to_thread(self._write_model, {**own, **common})
+        self.say(f"the model is in {self.folder / MODEL_FILE}")
+        self.finished.set()
+        return Received(size=len(data))
+
+    # --- what they are made of ---
+
+    def _open_block(self, attempt: int) -> OpenBlock:
+        if self.block is None or self.block.attempt != attempt:
+            raise NotNow("this block is not open here")
+        return self.block
+
+    def _already_closed(self, attempt: int) -> int | None:
+        """Return the version that a block led to, if its closing is asked for a second time."""
+        return self._closed[1] if self._closed is not None and self._closed[0] == attempt else None
+
+    def _check_opening(self, deepest: int, cuts: dict[str, int], first: int, last: int, known: int) -> None:
+        if not cuts or deepest != max(cuts.values()) or not 1 <= deepest <= self.model.layers:
+            raise BadMessage(f"a block was opened with {len(cuts)} cuts and L_c = {deepest}")
+        if min(cuts.values()) < self.terms.floor:
+            raise BadMessage(f"a block was opened with cut {min(cuts.values())}, beneath the floor {self.terms.floor}")
+        brought = range(first, last + 1) if last else range(0)
+        if list(brought) != list(range(known + 1, deepest + 1)):
+            raise BadMessage(f"layers {first} to {last} came along with a block, {known + 1} to {deepest} are new")
+
+    def _check_wanted(self, block: OpenBlock, party: Party, first: int, last: int) -> None:
+        if not 1 <= first <= last <= len(block.base):
+            raise BadMessage(f"layers {first} to {last} were asked for, there are {len(block.base)}")
+        if party.role == "edge" and first <= self.terms.floor:
+            raise BadMessage(f"the edge server asked for layer {first}, and the floor is {self.terms.floor}")
+        if party.role == "device" and (first != 1 or last != block.cuts.get(party.name, 0)):
+            raise BadMessage(f"{party} asked for layers {first} to {last}")
+
+    async def _receive(self, parts: AsyncIterator[LayersPart]) -> tuple[int, int, bytearray]:
+        header = _header(await anext(parts))
+        if not header.last:
+            return 0, 0, bytearray()
+        if not 1 <= header.first <= header.last <= self.model.layers:
+            raise BadMessage(f"layers {header.first} to {header.last} came")
+        data = await self._body(parts, header.size, range(header.first, header.last + 1))
+        return header.first, header.last, data
+
+    async def _body(self, parts: AsyncIterator[LayersPart], size: int, layers: range) -> bytearray:
+        if size > self.template.largest_bytes(layers):
+            raise BadMessage(f"{size} bytes were announced for layers {layers[0]} to {layers[-1]}")
+        incoming = Incoming(size)
+        async for part in parts:
+            incoming.add(part.chunk)
+            if incoming.complete:
+                break
+        if not incoming.complete:
+            raise BadMessage("the stream ended before all bytes had come")
+        return incoming.data
+
+    def _averaged(self, block: OpenBlock, weights: dict[str, float]) -> LayerStates:
+        """Return the weighted mean of the devices' layers, one after the other."""
+        total = sum(weights.values())
+        forged = {name: block.forged(name) for name in weights}
+        states: LayerStates = {}
+        for number in range(1, block.deepest + 1):
+            copies = [self.template.layer(number, states_of[number]) for states_of in forged.values()]
+            rule = self.terms.optimizer.at_averaging
+            average(copies, [weights[name] / total for name in forged], rule)
+            states[number] = {name: tensor.clone() for name, tensor in copies[0].state().items()}
+        return states
+
+    # --- disk ---
+
+    def _load(self) -> dict[int, LayerStates]:
+        found: dict[int, LayerStates] = {}
+        for file in sorted(self.folder.glob("version-*.safetensors"), key=_version_of)[-KEPT_VERSIONS:]:
+            try:
+                found[_version_of(file)] = by_layer(load_file(file))
+                about = about_tensors(file)
+            except (OSError, SafetensorError, ValueError) as error:
+                problem = f"cannot be read ({first_line(error)})"
+                remedy = "Restore it from a copy, or begin anew in an empty folder"
+                raise InvalidInput("version", problem, remedy, source=str(file)) from None
+            if about.get("terms") != self.terms.to_json():
+                problem = "is of a run with another recipe"
+                raise InvalidInput("version", problem, "Give a folder of its own to every run", source=str(file))
+            self._closed = int(about["attempt"]), _version_of(file)
+        if found:
+            self.say(f"going on with version {max(found)} of the layers")
+            return found
+        states = {number: self.template.layer(number).state() for number in range(1, self.terms.floor + 1)}
+        self._save(0, states, 0)
+        return {0: states}
+
+    def _save(self, version: int, states: LayerStates, attempt: int) -> None:
+        place = self.folder / f"version-{version}.safetensors"
+        about = {"terms": self.terms.to_json(), "attempt": str(attempt)}
+        try:
+            replace_file(place, lambda path: write_tensors(path, named(states), about))
+        except OSError as error:
+            remedy = "Free some space: the versions before it are still there"
+            raise NotWritten(f"{place}: cannot be written ({first_line(error)}). {remedy}.") from error
+        for file in sorted(self.folder.glob("version-*.safetensors"), key=_version_of):
+            if not version - KEPT_VERSIONS < _version_of(file) <= version:
+                file.unlink(missing_ok=True)
+
+    def _write_model(self, states: LayerStates) -> None:
+        pieces = []
+        for number, state in states.items():
+            layer = self.template.layer(number, state)
+            pieces.append(layer.piece.state_dict())
+        whole: dict[str, Tensor] = self.model.merge_state(*pieces)
+        tensors = {name: tensor.detach().contiguous().clone() for name, tensor in whole.items()}
+        replace_file(self.folder / MODEL_FILE, lambda path: write_tensors(path, tensors))
+
+
+def _header(part: LayersPart) -> Layers:
+    if part.WhichOneof("kind") != "header":
+        raise BadMessage("a header of layers was expected")
+    return part.header
+
+
+def _version_of(file: Path) -> int:
+    number = file.stem.removeprefix("version-")
+    return int(number) if number.isdigit() else -1

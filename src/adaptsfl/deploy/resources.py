@@ -1,0 +1,113 @@
+"""What the edge server knows of its fleet, all of it measured: moving averages of times, as the planner's `Fleet`."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from adaptsfl import latency
+from adaptsfl.checks import FloatArray
+from adaptsfl.costs import CutCosts
+from adaptsfl.deploy.wire_pb2 import Ready
+from adaptsfl.errors import BadMessage
+from adaptsfl.fleet import RATES, Fleet, Server
+from adaptsfl.simulation.beliefs import MEMORY_ROUNDS
+from adaptsfl.training.settings import OptimizerSettings
+
+FASTEST = 1e11  # bits per second, of a link that is too fast to be measured
+SERVER_RATES = ("flops", "to_fed_bps", "from_fed_bps")
+# How often a layer's parameters travel when it is averaged: themselves, and what the optimiser keeps of each.
+TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
+
+
+class Moving:
+    """A rate, averaged as times are: the mean of 1/rate over about the last `MEMORY_ROUNDS` measurements."""
+
+    def __init__(self, rate: float) -> None:
+        self._slowness, self._count = 1 / rate, 0
+
+    def add(self, rate: float) -> None:
+        """Take in one measurement; the first takes the place of what was only assumed."""
+        if not 0 < rate < np.inf:
+            return
+        self._count = min(self._count + 1, MEMORY_ROUNDS)
+        self._slowness += (1 / rate - self._slowness) / self._count
+
+    @property
+    def rate(self) -> float:
+        """What is known."""
+        return 1 / self._slowness
+
+
+class MeasuredFleet:
+    """Everybody's rates.
+
+    FLOPs say little about how long a layer takes on a real machine. So the work of a layer is here what devices
+    measured: its share in the time of all layers, on average over devices, in units that make up the model's FLOPs.
+    """
+
+    def __init__(self, nominal: CutCosts, names: Sequence[str], batch_size: int, settings: OptimizerSettings) -> None:
+        self.names, self.batch_size = tuple(names), batch_size
+        travelling = TRAVELLING[settings.name] if settings.at_averaging == "average" else 1
+        self.nominal = dataclasses.replace(nominal, client_model_bits=nominal.client_model_bits * travelling)
+        self.devices: dict[int, dict[str, Moving]] = {}
+        self.memory: dict[int, float] = {}
+        self.server = {name: Moving(FASTEST) for name in SERVER_RATES}
+        self._shares: dict[int, tuple[FloatArray, FloatArray]] = {}  # by device: of every layer, forward and backward
+
+    def ready(self, number: int, told: Ready) -> None:
+        """Take in what a device measured when it joined."""
+        times = [np.array(values, dtype=np.float64) for values in (told.forward_s, told.backward_s)]
+        for seconds in times:
+            if seconds.shape != (self.nominal.layers,) or not np.isfinite(seconds).all() or (seconds < 0).any():
+                raise BadMessage("a device measured its layers in another number, or in seconds that cannot be")
+        forward, backward = (np.maximum(seconds, 1e-9) for seconds in times)
+        self._shares[number] = forward / forward.sum(), backward / forward.sum()
+        flops = self.batch_size * self.nominal.forward_flops[-1] / forward.sum()
+        known = self.devices.setdefault(number, {name: Moving(FASTEST) for name in RATES})
+        for name, rate in zip(
+            RATES,
+            (flops, told.rates.uplink, told.rates.downlink, told.rates.fed_uplink, told.rates.fed_downlink),
+            strict=True,
+        ):
+            known[name].add(float(rate))
+        if told.memory_bytes:
+            self.memory[number] = float(told.memory_bytes)
+
+    def device(self, number: int, **rates: float) -> None:
+        """Take in measured bits per second of a device's links, by their names in `RATES`."""
+        for name, rate in rates.items():
+            self.devices[number][name].add(rate)
+
+    def computed(self, number: int, cut: int, forward_s: float, backward_s: float) -> None:
+        """Take in how long a device's layers took."""
+        costs = self.costs
+        if forward_s > 0 and backward_s > 0:
+            work = self.batch_size * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
+            self.devices[number]["flops"].add(work / (forward_s + backward_s))
+
+    def server_took(self, cuts: Sequence[int], seconds: float) -> None:
+        """Take in how long the server's turn of one round took."""
+        work = self.batch_size * float(latency.server_flops(self.costs, np.array(cuts)))
+        if work > 0 and seconds > 0:
+            self.server["flops"].add(work / seconds)
+
+    @property
+    def costs(self) -> CutCosts:
+        """What every cut costs, with work as devices measured it."""
+        if not self._shares:
+            return self.nominal
+        total = self.nominal.forward_flops[-1]
+        forward, backward = (np.mean([shares[k] for shares in self._shares.values()], axis=0) for k in range(2))
+        return dataclasses.replace(
+            self.nominal, forward_flops=total * np.cumsum(forward), backward_flops=total * np.cumsum(backward)
+        )
+
+    def fleet(self, numbers: Sequence[int]) -> Fleet:
+        """Return some of the devices as the planner sees them."""
+        rates = {name: np.array([self.devices[number][name].rate for number in numbers]) for name in RATES}
+        memory = None
+        if self.memory:
+            memory = np.array([self.memory.get(number, np.inf) for number in numbers])
+        server = Server(**{name: moving.rate for name, moving in self.server.items()})
+        return Fleet(**rates, server=server, memory_bytes=memory, names=tuple(self.names[number] for number in numbers))

@@ -1,0 +1,182 @@
+"""The edge server's side of one device: its connection, and what is remembered of it between two connections.
+
+Whatever a device sends is held against what it was told to do before memory is taken for it. What has no place ends
+the connection with a reason.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.tensors import check_header, size_of, unpack
+from adaptsfl.deploy.transfer import Incoming, chunks
+from adaptsfl.errors import BadMessage
+
+STRIKES = 3  # connections in a row that ended with a violation, after which a device is shut out
+JOINS_PER_MINUTE = 30
+JOIN_WINDOW_S = 60.0
+
+Answer = tuple[wire.Gradients, memoryview]
+
+
+@dataclass
+class Member:
+    """A device of the fleet, connected or not.
+
+    Attributes:
+        samples: that it trains on; 0 until it has joined once.
+        attempt: the block in which both sides hold layers of this device; 0 if none.
+        cut: in that block.
+        answered: the last round that was trained with it, and what it was answered, in case it asks again.
+        strikes: violations in a row; `violations` is all of them.
+    """
+
+    number: int
+    name: str
+    session: "Session | None" = None
+    samples: int = 0
+    attempt: int = 0
+    cut: int = 0
+    answered: tuple[int, Answer] | None = None
+    strikes: int = 0
+    violations: int = 0
+    quarantined: bool = False
+    last_round: int = 0
+    rounds: int = 0
+    last_error: str = ""
+    joins: deque[float] = field(default_factory=deque)
+
+    def may_join(self) -> bool:
+        """Whether it has not connected too often lately."""
+        now = time.monotonic()
+        while self.joins and now - self.joins[0] > JOIN_WINDOW_S:
+            self.joins.popleft()
+        self.joins.append(now)
+        return len(self.joins) <= JOINS_PER_MINUTE
+
+    def violated(self, reason: str) -> None:
+        """Count a violation."""
+        self.violations += 1
+        self.strikes += 1
+        self.last_error = reason
+        self.attempt = 0
+        self.quarantined = self.strikes >= STRIKES
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What tensors of this run look like on the wire.
+
+    Attributes:
+        activations: by cut, from 1: the shape of one sample.
+        labels: the shape of one sample's labels.
+        classes: labels are below.
+    """
+
+    activations: tuple[tuple[int, ...], ...]
+    labels: tuple[int, ...]
+    classes: int
+    batch_size: int
+    wire_dtype: str
+
+    def size(self, cut: int) -> int:
+        """Return the bytes of a mini-batch at a cut."""
+        return size_of((self.batch_size, *self.activations[cut - 1]), self.wire_dtype)
+
+    def check(self, told: wire.Activations, cut: int) -> None:
+        """Refuse tensors of another shape or type than a mini-batch at this cut has."""
+        samples = told.tensor.shape[0] if told.tensor.shape else 0
+        if told.evaluation:
+            if not 1 <= samples <= self.batch_size:
+                raise BadMessage(f"{samples} samples came for evaluation, 1 to {self.batch_size} were expected")
+        else:
+            samples = self.batch_size
+        check_header(told.tensor, (samples, *self.activations[cut - 1]), self.wire_dtype)
+        check_header(told.labels, (samples, *self.labels), "int64")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Activations of one device, with their labels and how fast they came."""
+
+    told: wire.Activations
+    activations: Tensor
+    labels: Tensor
+    bps: float
+
+
+class Session:
+    """One connection of a device: messages out, in order, and activations in."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue(maxsize=64)
+        self._error: BaseException | None = None
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    def send(self, message: wire.ToDevice, data: memoryview | None = None) -> None:
+        """Send a message, and the bytes that belong to it behind it."""
+        try:
+            self._queue.put_nowait((message, data))
+        except asyncio.QueueFull:
+            self.close(BadMessage("the device does not read what it is sent"))
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the connection, after what was sent before unless there is an error."""
+        if error is not None:
+            self._error = self._error or error
+            while not self._queue.empty():
+                self._queue.get_nowait()
+        self._queue.put_nowait(None)
+
+    async def messages(self) -> AsyncIterator[wire.ToDevice]:
+        """Yield what is to be sent until the connection is closed; raise what it was closed with."""
+        while (item := await self._queue.get()) is not None:
+            message, data = item
+            yield message
+            if data is not None:
+                for chunk in chunks(data):
+                    yield wire.ToDevice(chunk=chunk)
+                self.sent_bytes += len(data)
+        if self._error is not None:
+            raise self._error
+
+    async def receive(
+        self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]
+    ) -> Arrival:
+        """Return the tensors that follow their header, which has been checked."""
+        label_bytes = size_of(told.labels.shape, "int64")
+        labels = await self._body(requests, label_bytes)
+        body = await self._body(requests, size_of(told.tensor.shape, told.tensor.dtype))
+        numbers = unpack(told.labels, labels.data)
+        if int(numbers.min()) < 0 or int(numbers.max()) >= shapes.classes:
+            raise BadMessage(f"a label outside of 0 … {shapes.classes - 1} came")
+        return Arrival(told, unpack(told.tensor, body.data), numbers, body.bps)
+
+    async def discard(self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
+        """Read past tensors that come too late, as long as they could have been right once."""
+        for header in (told.labels, told.tensor):
+            if header.dtype not in ("int64", shapes.wire_dtype):
+                raise BadMessage(f"a tensor of {header.dtype[:20]!r} came")
+        most = max(shapes.size(cut) for cut in range(1, len(shapes.activations) + 1))
+        sizes = [size_of(told.labels.shape, told.labels.dtype), size_of(told.tensor.shape, told.tensor.dtype)]
+        if sizes[0] > size_of((shapes.batch_size, *shapes.labels), "int64") or sizes[1] > most:
+            raise BadMessage(f"{sum(sizes)} bytes were announced")
+        for size in sizes:
+            await self._body(requests, size)
+
+    async def _body(self, requests: AsyncIterator[wire.FromDevice], size: int) -> Incoming:
+        incoming = Incoming(size)
+        while not incoming.complete:
+            message = await anext(requests)
+            if message.WhichOneof("kind") != "chunk":
+                raise BadMessage(f"{message.WhichOneof('kind') or 'nothing'} came amid the bytes of a tensor")
+            incoming.add(message.chunk)
+            self.received_bytes += len(message.chunk)
+        return incoming

@@ -1,0 +1,125 @@
+"""What all parties of a run agree on: model, training, data and rules, told to devices by the edge server as JSON.
+
+A device takes nothing on trust: it runs models and datasets that come with this package, and others only if its owner
+has named them.
+"""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaptsfl import checks
+from adaptsfl.config import DataConfig, Recipe, RunConfig
+from adaptsfl.errors import BadMessage, InvalidInput
+from adaptsfl.loading import split_model
+from adaptsfl.models import SplitModel
+from adaptsfl.simulation.world import check_training, classes_of, optimizer_settings, seeded
+from adaptsfl.training import OptimizerSettings
+from adaptsfl.training.settings import check_trainable
+
+PROTOCOL = 1  # another number where older parties would not understand
+SHARED = ("name", "model", "training", "data", "deploy")
+LOCAL = {"path": None, "cache": None}  # where samples lie is every device's own business
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A recipe as far as all parties need it, with every seed in it final.
+
+    Attributes:
+        devices: N.
+        test_samples: of all devices together; None for all that they have.
+    """
+
+    recipe: Recipe
+    seed: int
+    devices: int
+    test_samples: int | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Terms":
+        """Return the terms of a recipe, checked as far as all parties must."""
+        run = recipe.run or RunConfig()
+        check_rules(recipe)
+        data = recipe.data or DataConfig()
+        recipe = seeded(recipe.model_copy(update={"data": data}), run.seed)
+        return cls(recipe, run.seed, recipe.fleet.devices, run.test_samples)
+
+    def to_json(self) -> str:
+        """Return what devices are told."""
+        told = self.recipe.model_dump(mode="json", include=set(SHARED))
+        told["data"] |= LOCAL
+        return json.dumps(
+            {"recipe": told, "seed": self.seed, "devices": self.devices, "test_samples": self.test_samples}
+        )
+
+    @classmethod
+    def from_json(cls, text: str, allowed: Collection[str] = ()) -> "Terms":
+        """Return the terms that a server told, if this machine may follow them.
+
+        Args:
+            allowed: factories (package.module:factory) that the owner of this machine lets servers name.
+        """
+        try:
+            told: dict[str, Any] = json.loads(text)
+            recipe = Recipe.model_validate_json(json.dumps(told["recipe"]))
+            devices = checks.whole_number("devices", told["devices"])
+            seed = checks.whole_number("seed", told["seed"], at_least=0)
+            test_samples = told["test_samples"]
+        except (ValueError, KeyError, TypeError, InvalidInput) as error:
+            raise BadMessage(f"the edge server's settings cannot be read ({str(error).splitlines()[0]})") from None
+        check_rules(recipe)
+        data = recipe.data or DataConfig()
+        for what, name in (("model", recipe.model.name), ("data", data.name)):
+            if ":" in name and name not in allowed:
+                problem = f"the edge server wants {name} to run on this machine"
+                raise InvalidInput(f"{what}.name", problem, f"If you trust it, say so: --allow {name}")
+        return cls(recipe.model_copy(update={"data": data}), seed, devices, test_samples)
+
+    @property
+    def floor(self) -> int:
+        """The least cut of any device."""
+        return self.recipe.deploy.cut_floor
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a mini-batch, b."""
+        return self.recipe.training.batch_size
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        """How weights follow gradients."""
+        return optimizer_settings(self.recipe.training)
+
+    def model(self, seed: int | None = None) -> tuple[SplitModel, Tensor]:
+        """Return the model, split, and one sample of its input; with weights drawn from the run's seed or another."""
+        torch.manual_seed(self.seed if seed is None else seed)
+        model, example = split_model(self.recipe.model, to_train=True)
+        check_trainable(model)
+        checks.whole_number("deploy.cut_floor", self.floor, at_least=1, at_most=model.layers)
+        return model, example
+
+    def classes(self, model: SplitModel, example: Tensor) -> int:
+        """Return how many classes the model tells apart."""
+        return classes_of(model, example)
+
+
+def check_rules(recipe: Recipe) -> None:
+    """Refuse what cannot be deployed."""
+    check_training(recipe.training)
+    rules, training = recipe.deploy, recipe.training
+    checks.whole_number("deploy.cut_floor", rules.cut_floor, at_least=1)
+    checks.number("deploy.round_deadline_s", rules.round_deadline_s, positive=True)
+    checks.number("deploy.start_deadline_s", rules.start_deadline_s)
+    if not 0 < rules.quorum <= 1:
+        raise InvalidInput("deploy.quorum", f"is {rules.quorum:g}", "Give a share of the fleet above 0, at most 1")
+    if training.optimizer != "sgd" and training.at_averaging == "keep":
+        problem = "is 'keep', but layers travel with one optimiser state for all"
+        raise InvalidInput("training.at_averaging", problem, "Give 'average' or 'reset'")
+    if recipe.model.charged_as is not None:
+        problem = "is given, but a deployment trains what it is charged for"
+        raise InvalidInput("model.charged_as", problem, "Remove it")
