@@ -1,0 +1,1 @@
+"""Real devices, one edge server and one fed server, over the network."""
