@@ -155,6 +155,16 @@ def test_the_commands_of_the_simulation_page_run(tmp_path, monkeypatch):
         assert answer.exit_code == 0, (command, answer.output)
 
 
+def test_the_commands_of_the_security_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    commands = [line for block in blocks(DOCS / "security.md", "sh") for line in block.splitlines()]
+    assert len(commands) >= 3
+    for command in commands:
+        answer = CliRunner().invoke(app, shlex.split(command.split("#")[0])[1:])
+        assert answer.exit_code == 0, (command, answer.output)
+        assert "made in certs" in answer.stdout, command
+
+
 @pytest.mark.parametrize("section", [RunConfig, AdaptConfig, TrainingConfig, FleetConfig, FaultsConfig])
 def test_the_page_of_formats_has_every_key_of_a_recipe(section):
     text = (DOCS / "formats.md").read_text()

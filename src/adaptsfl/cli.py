@@ -8,8 +8,9 @@ import shlex
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -434,6 +435,51 @@ def _need_deploy() -> None:
     for module in ("torch", "grpc", "cryptography"):
         if find_spec(module) is None:
             raise InvalidInput("deploy", f"needs {module}", "Install it: pip install 'adaptsfl[deploy]'")
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where the authority and all certificates are kept.")],
+    devices: Annotated[
+        int, typer.Option("--devices", help="Certificates for device-1 to device-N.", metavar="N", min=0, max=100_000)
+    ] = 0,
+    device: Annotated[
+        list[str] | None, typer.Option(help="One for a device of this name; repeatable.", metavar="NAME")
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long new certificates are valid.")] = 365,
+    renew: Annotated[
+        list[str] | None, typer.Option(help="Replace this party's certificate and key; repeatable.", metavar="NAME")
+    ] = None,
+) -> None:
+    """Make certificates for the servers and devices of a deployment; those that are there are left alone."""
+    with _explaining():
+        if find_spec("cryptography") is None:
+            raise InvalidInput("certs", "needs cryptography", "Install it: pip install 'adaptsfl[deploy]'")
+        from adaptsfl.deploy.certs import make_certificates, renew_certificate, valid_until  # noqa: PLC0415 (an extra)
+
+        wanted = [*(f"device-{number}" for number in range(1, devices + 1)), *(device or ())]
+        made = [path for name in renew or () for path in renew_certificate(folder, name, days=days)]
+        if wanted or not renew:
+            made += make_certificates(folder, wanted, days=days)
+        _print_certificates(folder, [path.stem for path in made if path.suffix == ".pem"], valid_until(folder))
+
+
+def _print_certificates(folder: Path, made: Sequence[str], ends: Mapping[str, datetime]) -> None:
+    """Say what was made and who gets which files, and which of the others end soon."""
+    for name, end in ends.items():
+        if (left := end - datetime.now(UTC)) < timedelta(days=30) and name not in made:
+            state = "expires" if left > timedelta() else "expired"
+            _say(f"{name}.pem {state} on {end:%Y-%m-%d}: renew it with --renew {name}")
+    console = _console()
+    if not made:
+        console.print(f"{folder}: everything asked for is there, nothing was changed", soft_wrap=True)
+        return
+    console.print(f"made in {folder}:", soft_wrap=True)
+    for name in made:
+        what = f"valid until {ends[name]:%Y-%m-%d}" if name in ends else "the authority"
+        console.print(f"  {name}.pem, {name}.key: {what}", soft_wrap=True)
+    console.print("Copy to each party its own .pem and .key, and ca.pem; nothing else.", soft_wrap=True)
+    console.print("Keep ca.key here, and to yourself: whoever has it can be any party.", soft_wrap=True)
 
 
 def _command() -> str:

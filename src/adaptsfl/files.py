@@ -4,10 +4,10 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+if TYPE_CHECKING:  # files without tensors are written without torch too
+    from torch import Tensor
 
 TEMPORARY = ".unfinished-"  # what the names of files begin with while they are written
 
@@ -32,8 +32,11 @@ def replace_file(place: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_tensors(place: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+def write_tensors(place: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:
     """Write one safetensors file at exactly this place; a full disk is an OSError, as everywhere else."""
+    from safetensors import SafetensorError  # noqa: PLC0415 (only training has it)
+    from safetensors.torch import save_file  # noqa: PLC0415 (imports torch)
+
     try:
         save_file(dict(tensors), place, dict(about) if about else None)
     except SafetensorError as error:  # how safetensors reports a full disk
@@ -42,6 +45,8 @@ def write_tensors(place: Path, tensors: Mapping[str, Tensor], about: Mapping[str
 
 def about_tensors(place: Path) -> dict[str, str]:
     """Return what `write_tensors` was told about a file; nothing, if it cannot be read."""
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
+
     try:
         with safe_open(place, framework="pt") as file:
             return dict(file.metadata() or {})
