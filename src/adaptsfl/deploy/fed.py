@@ -98,11 +98,14 @@ class FedServer(Service):
         cuts = dict(opening.cuts)
         self._check_opening(opening.deepest, cuts, first, last, len(base))
         brought = self.template.from_bytes(data, range(first, last + 1)) if last else {}
-        if self.block is None or self.block.attempt != opening.attempt:
+        if self._already_closed(opening.attempt) is not None:
+            return Opened(anew=False)
+        anew = self.block is None or self.block.attempt != opening.attempt
+        if anew:
             for version in [version for version in self.versions if version > opening.version]:
                 del self.versions[version]  # the edge server went back to an earlier block
             self.block = OpenBlock(opening.attempt, opening.version, opening.deepest, cuts, {**base, **brought})
-        return Opened(attempt=opening.attempt)
+        return Opened(anew=anew)
 
     async def fetch(self, request: Wanted, context: Any) -> AsyncIterator[LayersPart]:
         """Give a device the layers up to its cut, or the edge server layers above the floor."""

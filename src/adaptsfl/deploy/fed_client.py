@@ -30,16 +30,14 @@ class FedClient:
     def __init__(self, calls: Calls, template: Template) -> None:
         self.calls, self.template = calls, template
 
-    async def open(self, opening: Opening, first: int, brought: LayerStates) -> None:
-        """Begin a block; `brought` are the layers from `first` on that become client-specific with it."""
+    async def open(self, opening: Opening, brought: LayerStates) -> bool:
+        """Begin a block, with the layers that become client-specific; return whether it was not known there."""
         data = to_bytes(brought) if brought else b""
-        last = first + len(brought) - 1 if brought else 0
-        header = Layers(attempt=opening.attempt, first=first if brought else 0, last=last, size=len(data))
-        await self.calls.open(
-            _parts(LayersPart(opening=opening), LayersPart(header=header), data),
-            timeout=PATIENCE_S,
-            wait_for_ready=True,
-        )
+        first, last = min(brought, default=0), max(brought, default=0)
+        header = Layers(attempt=opening.attempt, first=first, last=last, size=len(data))
+        parts = _parts(LayersPart(opening=opening), LayersPart(header=header), data)
+        opened = await self.calls.open(parts, timeout=PATIENCE_S, wait_for_ready=True)
+        return bool(opened.anew)
 
     async def fetch(self, attempt: int, first: int, last: int) -> Moved:
         """Return averaged layers."""

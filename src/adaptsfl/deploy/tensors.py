@@ -31,7 +31,7 @@ def pack(tensor: Tensor, wire_dtype: str) -> tuple[TensorHeader, memoryview]:
         tensor = (tensor / scale).round_().clamp_(-LARGEST_INT8, LARGEST_INT8)
     sent = tensor.to(DTYPES[wire_dtype]).contiguous()
     header = TensorHeader(dtype=wire_dtype, shape=sent.shape, scale=scale)
-    return header, memoryview(sent.reshape(-1).view(torch.uint8).numpy())
+    return header, sent.reshape(-1).view(torch.uint8).numpy().data
 
 
 def size_of(shape: Sequence[int], wire_dtype: str) -> int:

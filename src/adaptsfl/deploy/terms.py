@@ -81,6 +81,11 @@ class Terms:
         return cls(recipe.model_copy(update={"data": data}), seed, devices, test_samples)
 
     @property
+    def run(self) -> RunConfig:
+        """How long to train, and by which policy."""
+        return self.recipe.run or RunConfig()
+
+    @property
     def floor(self) -> int:
         """The least cut of any device."""
         return self.recipe.deploy.cut_floor

@@ -87,9 +87,10 @@ class Fleet:
 
     def _relay(self, party: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self._told[party] = line.rstrip()
-            self.say(party, line.rstrip())
+        with process.stdout as lines:
+            for line in lines:
+                self._told[party] = line.rstrip()
+                self.say(party, line.rstrip())
 
     def start_all(self) -> None:
         """Start everybody."""
@@ -125,7 +126,7 @@ class Fleet:
 
     def stop(self) -> None:
         """End whoever still runs, devices first."""
-        for name, process in reversed(self.processes.items()):
+        for process in reversed(self.processes.values()):
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
         for name, process in self.processes.items():

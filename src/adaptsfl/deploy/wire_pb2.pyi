@@ -230,10 +230,10 @@ class Opening(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., version: _Optional[int] = ..., deepest: _Optional[int] = ..., cuts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("attempt",)
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    attempt: int
-    def __init__(self, attempt: _Optional[int] = ...) -> None: ...
+    __slots__ = ("anew",)
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    anew: bool
+    def __init__(self, anew: _Optional[bool] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("attempt", "first", "last")

@@ -186,6 +186,7 @@ def _check_layers(learning: int, charged: int) -> None:
 
 
 def optimizer_settings(given: TrainingConfig) -> OptimizerSettings:
+    """Return how weights follow gradients, as a recipe has it."""
     return OptimizerSettings(
         name=given.optimizer,
         learning_rate=given.learning_rate,

@@ -1,0 +1,97 @@
+"""A block of rounds as the edge server sees it: who has sent what, how it is evaluated, how long its phases took."""
+
+from dataclasses import dataclass, field
+
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.sessions import Arrival
+from adaptsfl.fleet import Fleet
+from adaptsfl.latency import PHASES
+
+
+@dataclass
+class Round:
+    """A round that is open, and the activations that have come for it, by device."""
+
+    number: int
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+
+
+@dataclass
+class Tests:
+    """An evaluation under way, of the model after `round`.
+
+    Attributes:
+        found: by device: samples recognised, the sum of their losses, their number.
+        missing: by device: mini-batches still to come.
+    """
+
+    round: int
+    found: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+    missing: dict[int, int] = field(default_factory=dict)
+
+    def add(self, device: int, right: int, loss: float, samples: int) -> None:
+        """Take in one mini-batch."""
+        before = self.found.get(device, (0, 0.0, 0))
+        self.found[device] = before[0] + right, before[1] + loss, before[2] + samples
+        self.missing[device] -= 1
+
+    def result(self) -> tuple[float, float] | None:
+        """Return accuracy and loss over all samples that came; None if none did."""
+        right, loss, samples = (sum(row[k] for row in self.found.values()) for k in range(3))
+        return (right / samples, loss / samples) if samples else None
+
+
+@dataclass
+class OpenBlock:
+    """The block that is being trained.
+
+    Attributes:
+        attempt: a number that no other block had, so that nobody mistakes one for another.
+        number: from 1 on.
+        rounds: none in the block at a run's end, in which the model is only evaluated.
+        cuts: one per device of the fleet, also for those who may still come.
+        opening, brought: what the fed server was told, in case it has to be told again.
+        members: who was there when it was planned.
+        observed: what was known of them.
+        predicted: seconds of every phase of one round and of one averaging.
+        closing: whether layers are being delivered: `delivered` by devices, `delivered_for` them by the edge server.
+        present, losses: by round.
+        seconds: measured, by phase, over all rounds.
+    """
+
+    attempt: int
+    number: int
+    first_round: int
+    rounds: int
+    interval: int
+    cuts: tuple[int, ...]
+    opening: wire.Opening
+    brought: LayerStates
+    members: tuple[int, ...]
+    observed: Fleet
+    predicted: dict[str, float]
+    closing: bool = False
+    delivered: set[int] = field(default_factory=set)
+    delivered_for: set[int] = field(default_factory=set)
+    present: list[tuple[int, ...]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    bits: float = 0.0
+
+    @property
+    def last_round(self) -> int:
+        """Its last round."""
+        return self.first_round + self.rounds - 1
+
+    @property
+    def deepest(self) -> int:
+        """L_c."""
+        return max(self.cuts)
+
+    @property
+    def predicted_s(self) -> float:
+        """How long all of it was thought to take."""
+        every_round = sum(seconds for phase, seconds in self.predicted.items() if phase.startswith("a"))
+        averaging = sum(seconds for phase, seconds in self.predicted.items() if phase.startswith("b"))
+        return self.rounds * every_round + averaging

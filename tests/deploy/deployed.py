@@ -1,0 +1,113 @@
+"""Whole deployments for tests: real processes on this machine, told what to do by a recipe."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from adaptsfl.deploy.up import Fleet, fleet_up
+
+PATIENCE_S = 300.0  # machines may be busy
+HERE = Path(__file__).parent
+
+RECIPE = """
+name = "tiny"
+[model]
+name = "vgg_digits"
+options = { width = 0.25, norm = "group" }
+[training]
+batch_size = 8
+learning_rate = 0.05
+[data]
+name = "digits"
+[fleet]
+devices = 4
+[run]
+policies = ["scripted_policy:Scripted"]
+options = { "scripted_policy:Scripted" = { plans = [31234, 22222, 53142] } }
+rounds = 20
+evaluate_every = 5
+test_samples = 40
+[deploy]
+private_start = false
+round_deadline_s = 120.0
+start_deadline_s = 120.0
+"""
+
+
+class Talk:
+    """What all parties said, while they say it."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self._new = threading.Condition()
+
+    def __call__(self, party: str, text: str) -> None:
+        with self._new:
+            self.lines.append((party, text))
+            self._new.notify_all()
+
+    def of(self, party: str) -> str:
+        return "\n".join(text for who, text in self.lines if who == party)
+
+    def wait_for(self, party: str, text: str, times: int = 1) -> None:
+        """Wait until a party has said something so many times."""
+
+        def heard() -> bool:
+            return sum(who == party and text in line for who, line in self.lines) >= times
+
+        with self._new:
+            if not self._new.wait_for(heard, PATIENCE_S):
+                raise AssertionError(f"{party} never said {text!r}:\n{self.everything()}")
+
+    def everything(self) -> str:
+        return "\n".join(f"{party:>9} | {text}" for party, text in self.lines)
+
+
+@contextmanager
+def deployment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: str, devices: int = 4, recipe: str = RECIPE
+) -> Iterator[tuple[Fleet, Talk]]:
+    """Start all parties of a recipe, changed as `--set` does."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    file = folder / "recipe.toml"
+    file.write_text(recipe)
+    talk = Talk()
+    with fleet_up(file, devices, folder / "run", talk, more=list(changes)) as fleet:
+        yield fleet, talk
+
+
+def finish(fleet: Fleet, talk: Talk) -> None:
+    """Wait until the run is over, and everybody has gone home."""
+    watch = threading.Timer(PATIENCE_S, fleet.stop)
+    watch.start()
+    try:
+        fleet.wait()
+    except Exception as error:
+        raise AssertionError(f"{error}\n{talk.everything()}") from error
+    finally:
+        watch.cancel()
+
+
+def model_of(fleet: Fleet) -> dict[str, Tensor]:
+    return load_file(fleet.folder / "fed" / "model.safetensors")
+
+
+def record_of(fleet: Fleet) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (fleet.folder / "edge" / "record.jsonl").read_text().splitlines()]
+
+
+def eventually(what: Callable[[], bool], talk: Talk) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, talk.everything()
+        time.sleep(0.05)

@@ -1,0 +1,49 @@
+"""A deployment without faults learns what the simulator learns, up to rounding."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from deploy.deployed import RECIPE, deployment, finish, model_of, record_of
+from safetensors.torch import load_file
+
+from adaptsfl.config import load_recipe
+from adaptsfl.simulation.experiment import Experiment
+
+TOLERANCE = 2e-5  # of float32 weights after 20 rounds: sums in another order
+
+
+def simulated(folder: Path, *changes: str) -> tuple[dict[str, torch.Tensor], list[int], list[float]]:
+    file = folder / "simulated.toml"
+    file.write_text(RECIPE)
+    experiment = Experiment(load_recipe(file, changes), folder / "simulated")
+    (run,) = experiment.execute()
+    model = load_file(run.folder / "model.safetensors")
+    return model, [block.deepest for block in run.blocks], [block.loss for block in run.blocks]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ('training.optimizer="momentum"', "training.learning_rate=0.02", 'data.weights="size"'),
+        ('model.options={width=0.25,norm="batch"}',),
+    ],
+    ids=["sgd", "momentum", "batch-norm"],
+)
+def test_weights_are_those_of_the_simulator(
+    changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deployment(tmp_path, monkeypatch, *changes) as (fleet, talk):
+        finish(fleet, talk)
+    monkeypatch.chdir(Path(__file__).parent)
+    expected, deepest, losses = simulated(tmp_path, *changes)
+    found, record = model_of(fleet), record_of(fleet)
+    assert [block["deepest"] for block in record] == deepest == [4, 2, 4, 4, 4]
+    assert [block["cuts"] for block in record[:3]] == [[1, 2, 3, 4], [2, 2, 2, 2], [3, 1, 4, 2]]
+    assert [block["loss"] for block in record] == pytest.approx(losses, abs=1e-4)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}"
+        )
