@@ -1,0 +1,1 @@
+"""Real devices and servers over the network."""
