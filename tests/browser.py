@@ -17,8 +17,8 @@ SCHEMES = {"dark": 0, "light": 1}
 TALLER_THAN_ANY_PAGE = 20_000
 
 
-def chromium(folder: Path, page: Path, *options: str) -> str:
-    """Open a page with a profile of its own and return what is printed."""
+def chromium(folder: Path, page: Path | str, *options: str) -> str:
+    """Open a page, a file or an address, with a profile of its own and return what is printed."""
     assert CHROMIUM is not None
     command = [
         CHROMIUM,
@@ -30,12 +30,12 @@ def chromium(folder: Path, page: Path, *options: str) -> str:
         f"--user-data-dir={folder / 'profile'}",
         "--virtual-time-budget=4000",
         *options,
-        page.as_uri(),
+        page if isinstance(page, str) else page.as_uri(),
     ]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def dom(folder: Path, page: Path, *, width: int = 1280, scheme: str = "light") -> str:
+def dom(folder: Path, page: Path | str, *, width: int = 1280, scheme: str = "light") -> str:
     """Return the page as it is after its script ran."""
     options = (f"--window-size={width},900", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}")
     return chromium(folder, page, *options, "--dump-dom")

@@ -1,4 +1,4 @@
-"""`python -m adaptsfl`, as torchrun starts it on every rank."""
+"""`python -m adaptsfl`, for whoever starts processes by their interpreter."""
 
 from adaptsfl.cli import main
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,14 +15,20 @@ from adaptsfl.errors import InvalidInput
 MOST_SHOWN = 6  # different values of one setting
 
 
-def asset(name: str) -> str:
-    """Return a file of assets/."""
-    return resources.files("adaptsfl.report").joinpath("assets", name).read_text(encoding="utf-8")
+def asset(name: str, room: str = "adaptsfl.report") -> str:
+    """Return a file of a room's assets/."""
+    return resources.files(room).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
     """Return the template with every {{name}} replaced, in one pass: what is put in is not searched again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], template)
+
+
+def embedded(data: Any) -> str:
+    """Return JSON in which no letter can end the script element around it."""
+    text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
 def write_text(text: str, out: Path) -> None:
@@ -35,8 +42,13 @@ def write_text(text: str, out: Path) -> None:
         ) from None
 
 
-def security(css: str, script: str = "", *, images: bool = False) -> str:
-    """Return a Content-Security-Policy that lets nothing in but this style, this script and the page's own images."""
+def security(css: str, script: str = "", *, images: bool = False, fetches: bool = False) -> str:
+    """Return a Content-Security-Policy that lets nothing in but this style and this script.
+
+    Args:
+        images: the page's own images, which are part of it.
+        fetches: what the script fetches from where the page came from.
+    """
 
     def digest(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -46,6 +58,7 @@ def security(css: str, script: str = "", *, images: bool = False) -> str:
         *([f"script-src 'sha256-{digest(script)}'"] if script else []),
         f"style-src 'sha256-{digest(css)}'",
         *(["img-src data:"] if images else []),
+        *(["connect-src 'self'"] if fetches else []),
     ]
     return "; ".join([*allowed, "base-uri 'none'", "form-action 'none'"])
 

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from adaptsfl.report.markup import asset, filled, merged, security, settings, table, write_text
+from adaptsfl.report.markup import asset, embedded, filled, merged, security, settings, table, write_text
 from adaptsfl.report.page_data import page_data
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.report.series import Series, group
@@ -43,16 +43,10 @@ def page_text(runs: Sequence[Run]) -> str:
         "runs": _runs(members),
         "recipe": _recipe(runs),
         "versions": settings(merged([run.versions for run in runs])),
-        "data": _embedded(page_data(runs)),
+        "data": embedded(page_data(runs)),
         "js": script,
     }
     return filled(asset("page.html"), parts)
-
-
-def _embedded(data: Any) -> str:
-    """Return JSON in which no letter can end the script element around it."""
-    text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -1,0 +1,165 @@
+"""How a running edge server is: snapshots that the server's thread replaces and any other thread may read."""
+
+import dataclasses
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from adaptsfl.latency import PHASES
+
+State = Literal["away", "waiting", "training", "late", "quarantined"]
+Points = tuple[tuple[int, float], ...]  # (round, value), rounds ascending
+
+MOST_POINTS = 1000  # of a curve
+LONGEST_ERROR = 500  # letters; errors come from outside
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """One device as the edge server sees it.
+
+    Args:
+        round: the last one that it took part in, 0 if none.
+        rounds: how many it took part in.
+        forward_s, backward_s, uplink_bps, downlink_bps: measured and smoothed, None before the first measurement.
+        violations: how often it broke the protocol.
+    """
+
+    name: str
+    state: State = "away"
+    cut: int | None = None
+    round: int = 0
+    rounds: int = 0
+    forward_s: float | None = None
+    backward_s: float | None = None
+    uplink_bps: float | None = None
+    downlink_bps: float | None = None
+    violations: int = 0
+    last_error: str = ""
+
+    @property
+    def present(self) -> bool:
+        """Whether training can count on it: neither away nor quarantined."""
+        return self.state not in ("away", "quarantined")
+
+
+@dataclass(frozen=True)
+class Status:
+    """The edge server at one moment.
+
+    Args:
+        run: its name.
+        started_at: seconds since 1970.
+        rounds_planned: None if nobody set an end.
+        interval: I; None where layers are never averaged, or before the first plan.
+        deepest: L_c, the deepest cut; None before the first plan.
+        losses: training loss by round.
+        evaluations: test accuracy (0 to 1) by round.
+        round_s: one round as measured, smoothed, without the aggregation.
+        predicted_round_s: the same as `latency` predicts it.
+        phases: (a1 … b3, predicted seconds, measured seconds).
+        waiting_for: what keeps the server from training, such as "2 of 4 devices"; empty while it trains.
+    """
+
+    run: str
+    started_at: float
+    round: int = 0
+    rounds_planned: int | None = None
+    block: int = 0
+    interval: int | None = None
+    deepest: int | None = None
+    devices: tuple[DeviceStatus, ...] = ()
+    losses: Points = ()
+    evaluations: Points = ()
+    round_s: float | None = None
+    predicted_round_s: float | None = None
+    phases: tuple[tuple[str, float | None, float | None], ...] = ()
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    received_bps: float = 0.0
+    sent_bps: float = 0.0
+    waiting_for: str = ""
+    last_error: str = ""
+
+
+Snapshot = TypeVar("Snapshot", Status, DeviceStatus)
+
+
+class Board:
+    """Where the server pins up how it is. Snapshots never change, so readers need no lock; writers take turns."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._writing = threading.Lock()
+
+    @property
+    def status(self) -> Status:
+        """The newest snapshot."""
+        return self._status
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of `Status`."""
+        with self._writing:
+            self._status = _changed(self._status, changes)
+
+    def update_device(self, name: str, **changes: Any) -> None:
+        """Replace fields of a device's `DeviceStatus`; a device that is not on the board yet is put there."""
+        with self._writing:
+            devices = {device.name: device for device in self._status.devices}
+            devices[name] = _changed(devices.get(name) or DeviceStatus(name), changes)
+            self._status = dataclasses.replace(self._status, devices=tuple(devices.values()))
+
+    def add_loss(self, round: int, loss: float) -> None:
+        """Add the training loss of a round."""
+        with self._writing:
+            self._status = dataclasses.replace(self._status, losses=_added(self._status.losses, round, loss))
+
+    def add_evaluation(self, round: int, accuracy: float) -> None:
+        """Add the test accuracy after a round."""
+        with self._writing:
+            evaluations = _added(self._status.evaluations, round, accuracy)
+            self._status = dataclasses.replace(self._status, evaluations=evaluations)
+
+
+def status_data(status: Status) -> dict[str, Any]:
+    """Return the status as JSON can say it: phases with their names in words, None for what is no finite number."""
+    data = dataclasses.asdict(status)
+    data["phases"] = [
+        {"phase": phase, "title": PHASES[phase], "predicted_s": predicted_s, "measured_s": measured_s}
+        for phase, predicted_s, measured_s in status.phases
+    ]
+    finite: dict[str, Any] = _finite(data)
+    return finite
+
+
+def _changed(before: Snapshot, changes: dict[str, Any]) -> Snapshot:
+    """Return the snapshot with other values, its error not longer than people read."""
+    after = dataclasses.replace(before, **changes)
+    if len(after.last_error) <= LONGEST_ERROR:
+        return after
+    return dataclasses.replace(after, last_error=after.last_error[: LONGEST_ERROR - 1] + "…")
+
+
+def _added(points: Points, round: int, value: float) -> Points:
+    """Return the curve with one more point; a round that is done once more takes back those after it.
+
+    Of too many, the one whose neighbours are closest to each other goes: points stay evenly spread over the rounds.
+    """
+    kept = [point for point in points if point[0] < round] if points and points[-1][0] >= round else list(points)
+    kept.append((round, value))
+    if len(kept) > MOST_POINTS:
+        del kept[min(range(1, len(kept) - 1), key=lambda k: kept[k + 1][0] - kept[k - 1][0])]
+    return tuple(kept)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, np.generic):
+        return _finite(value.item())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
