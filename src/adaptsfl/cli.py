@@ -24,6 +24,7 @@ from adaptsfl.errors import InfeasiblePlan, InvalidInput, Stopped, message_of
 from adaptsfl.loading import load_problem, model_costs
 from adaptsfl.report import cut_report, plan_report
 from adaptsfl.report.figures import write_figures
+from adaptsfl.report.foreseen import foreseen_table
 from adaptsfl.report.page import write_page
 from adaptsfl.report.summary import summary_table
 from adaptsfl.reproduce.study import Scale, recipes_folder
@@ -491,6 +492,10 @@ def _close(runs: Sequence[Run], page: Path) -> None:
     """Print what came of runs, draw it, and say where everything is."""
     console = _console()
     console.print(summary_table(runs))
+    for run in runs:
+        table = foreseen_table(run)
+        if table is not None:
+            console.print(table)
     try:
         folder = page.parent / "figures"
         write_figures(runs, folder)

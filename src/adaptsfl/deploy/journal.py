@@ -115,6 +115,7 @@ class Journal:
                     "ended_by": ended_by,
                     "wall_s": progress.seconds,
                     "rounds": progress.rounds if status == "done" else None,
+                    "real": True,
                     **facts,
                 },
             )

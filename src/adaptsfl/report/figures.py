@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
-from adaptsfl.report.series import OURS, PHASE_COLOURS, Axis, Series, curve, group, points
+from adaptsfl.report.series import OURS, PHASE_COLOURS, Axis, Series, curve, group, points, time_word
 from adaptsfl.simulation.folder import Run
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _accuracy(figure: "Figure", members: Sequence[Series], axis: Axis) -> None:
                 axes.plot(x / scale, 100 * y, linewidth=0.7, alpha=0.35, **look)
     for target in sorted({target for series in members for run in series.runs for target in run.targets}):
         axes.axhline(100 * target, color="#555555", linewidth=0.8, linestyle=":")
-    axes.set_xlabel(f"virtual time ({unit})" if axis == "seconds" else "rounds")
+    axes.set_xlabel(f"{_time(members)} ({unit})" if axis == "seconds" else "rounds")
     axes.set_ylabel("test accuracy (%)")
     axes.set_xlim(left=0)
     axes.legend(loc="lower right")
@@ -109,7 +109,7 @@ def _phases(figure: "Figure", members: Sequence[Series]) -> None:
     axes.set_yticks(rows, [plain_label(series.label) for series in members])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"virtual time of the whole run ({unit})")
+    axes.set_xlabel(f"{_time(members)} of the whole run ({unit})")
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
 
 
@@ -125,7 +125,7 @@ def _plan(figure: "Figure", members: Sequence[Series]) -> None:
         _steps(below, edges, [block.deepest for block in blocks], series)
     above.set_ylabel("interval I (rounds)")
     below.set_ylabel("deepest cut (layer)")
-    below.set_xlabel(f"virtual time ({unit}), first seed of each policy")
+    below.set_xlabel(f"{_time(members)} ({unit}), first seed of each policy")
     figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=4)
 
 
@@ -168,3 +168,7 @@ def plain_label(label: str) -> str:
     """Return a label as matplotlib shows it as it is: no formulas, and no leading underscore, which hides it."""
     text = label.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
+
+
+def _time(members: Sequence[Series]) -> str:
+    return time_word(run for series in members for run in series.runs)

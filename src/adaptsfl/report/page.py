@@ -10,10 +10,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from adaptsfl.report.foreseen import HEADINGS as FORESEEN_HEADINGS
+from adaptsfl.report.foreseen import foreseen_rows
 from adaptsfl.report.markup import asset, embedded, filled, merged, security, settings, table, write_text
 from adaptsfl.report.page_data import page_data
 from adaptsfl.report.plan_report import seconds
-from adaptsfl.report.series import Series, group
+from adaptsfl.report.series import Series, group, time_word
 from adaptsfl.report.summary import percent, percents, sizes, summary_data, summary_rows, with_spread
 from adaptsfl.simulation.folder import Run
 
@@ -28,7 +30,7 @@ def write_page(runs: Sequence[Run], out: str | Path) -> None:
 def page_text(runs: Sequence[Run]) -> str:
     """Return the page."""
     members = group(runs)
-    summary = summary_data(runs)
+    summary, time = summary_data(runs), time_word(runs)
     css, script = asset("page.css"), "".join(asset(name) for name in SCRIPTS)
     parts = {
         "policy": security(css, script),
@@ -36,11 +38,14 @@ def page_text(runs: Sequence[Run]) -> str:
         "css": css,
         "lead": escape(_lead(runs, members)),
         "cards": "".join(
-            f"<div><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small in _cards(summary)
+            f"<div><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small in _cards(summary, time)
         ),
         "summary": _summary(summary, members),
         "summary_note": escape(_note(summary)),
-        "runs": _runs(members),
+        "time": time,
+        "seconds": time.replace("time", "seconds").capitalize(),
+        "foreseen": _foreseen(runs),
+        "runs": _runs(members, time),
         "recipe": _recipe(runs),
         "versions": settings(merged([run.versions for run in runs])),
         "data": embedded(page_data(runs)),
@@ -66,21 +71,25 @@ def _lead(runs: Sequence[Run], members: Sequence[Series]) -> str:
     ]
     unfinished = sum(run.status != "done" for run in runs)
     state = "" if not unfinished else f" {unfinished} of {_count(len(runs), 'run', 'runs')} did not finish (see Setup)."
-    return f"{', '.join(words)}. Times are virtual: what the fleet would have taken.{state}"
+    real = all(run.real for run in runs)
+    times = (
+        "Times are real: what the deployment took." if real else "Times are virtual: what the fleet would have taken."
+    )
+    return f"{', '.join(words)}. {times}{state}"
 
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-def _cards(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _cards(summary: dict[str, Any], time: str) -> Iterator[tuple[str, str]]:
     """The first policy in a few numbers, against the highest target that all its seeds reach."""
     first, *others = summary["policies"]
     reached = [row for row in first["targets"] if row["reached"] == row["of"]]
     if reached:
         row = reached[-1]
         place = first["targets"].index(row)
-        yield seconds(row["time_s"]["mean"]), f"{first['label']} to {percent(row['target'])}, in virtual time"
+        yield seconds(row["time_s"]["mean"]), f"{first['label']} to {percent(row['target'])}, in {time}"
         ratios = [(ratio, who["label"]) for who in others if (ratio := who["targets"][place]["speed_up"]) is not None]
         if ratios:
             least, most = min(ratios), max(ratios)
@@ -119,8 +128,21 @@ def _lines(text: str) -> str:
     return escape(first) + "".join(f"<small>{escape(line)}</small>" for line in others)
 
 
-def _runs(members: Sequence[Series]) -> str:
-    headings = ("run", "status", "ended by", "rounds", "virtual time", "real time", "final accuracy", "best")
+def _foreseen(runs: Sequence[Run]) -> str:
+    """Return what deployments were thought to take against what they took; nothing for simulations."""
+    rows = [
+        f'<tr><th scope="row">{escape(who)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        for run in runs
+        for who, *cells in foreseen_rows(run)
+    ]
+    if not rows:
+        return ""
+    note = '<p class="note">As the latency model had it, from what was measured before each block, and as it was.</p>'
+    return f"<h3>Foreseen and measured</h3>{table(FORESEEN_HEADINGS, rows)}{note}"
+
+
+def _runs(members: Sequence[Series], time: str) -> str:
+    headings = ("run", "status", "ended by", "rounds", time, "real time", "final accuracy", "best")
     rows = []
     for run in (run for series in members for run in series.runs):
         cells = (

@@ -10,7 +10,7 @@ from adaptsfl.checks import FloatArray
 from adaptsfl.fleet import RATES
 from adaptsfl.latency import PHASES
 from adaptsfl.report.figures import mean_phase_s
-from adaptsfl.report.series import PHASE_COLOURS, Axis, Curve, Series, curve, group, points, thinned
+from adaptsfl.report.series import PHASE_COLOURS, Axis, Curve, Series, curve, group, points, thinned, time_word
 from adaptsfl.report.timeline import Timeline, round_timeline
 from adaptsfl.simulation.folder import Run
 from adaptsfl.simulation.record import Block
@@ -33,6 +33,7 @@ def page_data(runs: Sequence[Run]) -> dict[str, Any]:
     """Return everything that the page's charts need."""
     members = group(runs)
     return {
+        "time": time_word(runs),
         "targets": sorted({target for run in runs for target in run.targets}),
         "phases": [{"key": key, "title": title, "colour": PHASE_COLOURS[key]} for key, title in PHASES.items()],
         "series": [_series(series) for series in members],

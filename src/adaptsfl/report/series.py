@@ -32,6 +32,11 @@ Axis = Literal["seconds", "rounds"]
 Value = Literal["accuracies", "losses"]
 
 
+def time_word(runs: Iterable[Run]) -> str:
+    """Return what people read for the seconds of runs: those of simulations are virtual."""
+    return "time" if all(run.real for run in runs) else "virtual time"
+
+
 @dataclass(frozen=True)
 class Series:
     """One policy's runs, one per seed; colour and dash (as SVG writes it) are the same in every figure."""

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from adaptsfl.costs import BITS_PER_BYTE
 from adaptsfl.report.plan_report import seconds
-from adaptsfl.report.series import Series, Spread, group, spread
+from adaptsfl.report.series import Series, Spread, group, spread, time_word
 from adaptsfl.report.tables import plain_table
 from adaptsfl.simulation.folder import Run
 
@@ -87,7 +87,8 @@ def summary_table(runs: Sequence[Run]) -> Table:
     """Return one line per policy."""
     data = summary_data(runs)
     headings, rows = summary_rows(data)
-    table = plain_table(f"Virtual time and rounds to each accuracy; speed-up is that of {data['first']}")
+    time = time_word(runs).capitalize()
+    table = plain_table(f"{time} and rounds to each accuracy; speed-up is that of {data['first']}")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for row in rows:

@@ -54,6 +54,7 @@ class Run:
         rounds_done: how many rounds it had when it was done, as run.json says; None before, and for older runs.
         fleet: its name, where the experiment has several.
         epoch_rounds: rounds in which the device with the most samples sees all of them once; None for older runs.
+        real: whether its seconds are those of a deployment, and not virtual.
     """
 
     folder: Path
@@ -77,6 +78,7 @@ class Run:
     rounds_done: int | None = None
     fleet: str = ""
     epoch_rounds: int | None = None
+    real: bool = False
 
     @property
     def whole(self) -> bool:
@@ -201,6 +203,7 @@ def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
         rounds_done=info.get("rounds"),
         fleet=str(info.get("fleet") or ""),
         epoch_rounds=info.get("epoch_rounds"),
+        real=info.get("real") is True,
         **values,
     )
 

@@ -55,7 +55,7 @@ const percent = (share) => `${(100 * share).toFixed(1)} %`;
 /** The unit in which an axis of seconds is written. */
 function timeAxis(longest) {
   const [scale, name] = [[86400, "days"], [3600, "hours"], [60, "minutes"], [1, "seconds"]].find(([unit]) => longest >= 2 * unit) || [1e-3, "milliseconds"];
-  return { scale, title: `virtual time (${name})` };
+  return { scale, title: `${data.time} (${name})` };
 }
 
 function ticks(low, high, count) {

@@ -31,7 +31,7 @@ function drawPlan() {
   const x = { low: 0, high: end, ...timeAxis(end) };
   const highest = Math.max(1, ...plan.interval.map((value) => value || 0), ...plan.deepest);
   const f = frame(byId("chart-interval"), {
-    label: `Interval I and deepest cut over virtual time, ${detail.label}`, height: 170, left, bottom: 20, interactive: true,
+    label: `Interval I and deepest cut over ${data.time}, ${detail.label}`, height: 170, left, bottom: 20, interactive: true,
     x: { ...x, title: "" }, y: { low: 0, high: highest * 1.05, whole: true },
   });
   f.canvas.append(
@@ -49,7 +49,7 @@ function drawCuts(x, left, column, often) {
   const columns = plan.block.length;
   const row = Math.max(5, Math.min(18, 420 / plan.rows.length));
   const f = frame(byId("chart-cuts"), {
-    label: `Cut of every device over virtual time, ${detail.label}; one row per device`, height: row * plan.rows.length + 44, left, top: 4,
+    label: `Cut of every device over ${data.time}, ${detail.label}; one row per device`, height: row * plan.rows.length + 44, left, top: 4,
     x, y: { low: 0, high: 1, bare: true },
   });
   const paths = new Map();
@@ -115,7 +115,7 @@ function drawBlocks() {
       ...usedPhases.map((phase) => [swatch(phase.colour), `${phase.title}: ${seconds(blocks.seconds[phase.key][k])}`])];
   });
   const some = count < blocks.of ? ` ${count} of ${blocks.of} blocks are shown.` : "";
-  byId("block-note").textContent = `Virtual seconds of the rounds between two decisions, by phase; the stroke is what the plan foresaw.${some}`;
+  byId("block-note").textContent = `Seconds of the rounds between two decisions, by phase; the stroke is what the plan foresaw.${some}`;
 }
 
 function drawLanes() {
@@ -131,7 +131,7 @@ function drawLanes() {
   const f = frame(host, {
     label: `One round of block ${now.block}, ${detail.label}: ${seconds(now.length)}, the server starts after ${seconds(now.start)}`,
     height: row * now.devices.length + 58, left: nameSpace(now.devices, host), top: 18,
-    x: { low: 0, high: now.length, ...timeAxis(now.length), title: timeAxis(now.length).title.replace("virtual time", "time since the round began") },
+    x: { low: 0, high: now.length, ...timeAxis(now.length), title: timeAxis(now.length).title.replace(data.time, "time since the round began") },
     y: { low: 0, high: 1, bare: true },
   });
   const back = now.start + now.server;
@@ -174,7 +174,7 @@ function drawEstimates() {
   keys.forEach((key, index) => {
     const [low, high] = extent(values[key]);
     const f = frame(host.children[index].lastChild, {
-      label: `${key} over virtual time, ${detail.label}`, height: 150, left: 52,
+      label: `${key} over ${data.time}, ${detail.label}`, height: 150, left: 52,
       x: { low: 0, high: end, ...timeAxis(end) }, y: { low: low > 0 && low < high / 2 ? 0 : low, high },
     });
     f.canvas.append(svg("path", { fill: "none", stroke: colourOf(), "stroke-width": 1.8, "stroke-linejoin": "round", d: linePath(f, x, values[key]) }));

@@ -26,7 +26,7 @@ function drawAccuracy() {
   const [low, high] = extent(curves.flatMap((c) => c.y.flatMap((y, k) => (c.spread ? [y - c.spread[k], y + c.spread[k]] : [y]))));
   const time = axis === "seconds" ? timeAxis(longest) : { scale: 1, title: "rounds" };
   const f = frame(byId("chart-accuracy"), {
-    label: `${accuracy ? "Test accuracy" : "Test loss"} against ${axis === "seconds" ? "virtual time" : "rounds"}, one line per policy: ${data.series.map((s) => s.label).join(", ")}`,
+    label: `${accuracy ? "Test accuracy" : "Test loss"} against ${axis === "seconds" ? data.time : "rounds"}, one line per policy: ${data.series.map((s) => s.label).join(", ")}`,
     height: 380, interactive: true, left: 50,
     x: { low: 0, high: longest, ...time },
     y: { low: accuracy ? Math.max(0, low - 0.02) : low, high: accuracy ? Math.min(1, high + 0.02) : high, write: accuracy ? (v) => `${digits(100 * v)} %` : digits },
