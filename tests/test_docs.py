@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from adaptsfl.cli import app
-from adaptsfl.config import AdaptConfig, FaultsConfig, FleetConfig, RunConfig, TrainingConfig, load_recipe
+from adaptsfl.config import AdaptConfig, DeployConfig, FaultsConfig, FleetConfig, RunConfig, TrainingConfig, load_recipe
 from adaptsfl.loading import load_problem
 from adaptsfl.policies import POLICIES, option_names
 from adaptsfl.simulation.experiment import Experiment
@@ -80,7 +80,8 @@ def readme_commands() -> list[str]:
     """The `adaptsfl` commands in the README's shell blocks, but for those that train: guides of their own run these."""
     lines = [line for block in blocks(ROOT / "README.md", "sh") for line in block.splitlines()]
     commands = [line.split("adaptsfl ", 1)[1].split("#")[0] for line in lines if "bin/adaptsfl " in line]
-    return [command for command in commands if command.split()[0] not in ("simulate", "reproduce", "report", "retime")]
+    elsewhere = ("simulate", "reproduce", "report", "retime", "up")
+    return [command for command in commands if command.split()[0] not in elsewhere]
 
 
 @pytest.mark.parametrize("command", readme_commands())
@@ -130,6 +131,12 @@ def test_guides_print_what_they_say(guide, tmp_path, monkeypatch):
             said += text
     assert said
     assert printed.getvalue() == said
+
+
+def test_the_page_of_deployment_has_every_key():
+    text = (DOCS / "deploy.md").read_text()
+    for key in DeployConfig.model_fields:
+        assert re.search(rf"\b{key}\b", text), key
 
 
 def test_the_page_of_policies_has_every_policy_with_its_options_and_every_key_of_faults():
