@@ -16,10 +16,10 @@ Times are CPU seconds over all threads, of which torch has as many as it takes b
 number). Ways take turns, and each way's time is the least of its repeats. Rounds are timed without averaging, which has
 a column of its own (the engine's averaging and the copying after it). Measuring is what `measure_drift` takes, as a
 share of training if it is done every 60 rounds, as it is by default. Memory is what the peak of a process of its own
-adds over model and batches in two rounds; with `--repeats 1`, the second of these rounds is the one that is timed, so
-that models fit whose ways do not fit into one process together. The table is printed and saved as Markdown, every
-number beside it as JSON, after every case; rows of earlier runs with as many threads are kept unless they were measured
-again.
+adds over model and batches in two rounds. With `--repeats 1` it is one round, after a warm-up with two devices, and
+time is taken there, so that models fit whose ways do not fit into one process together. The table is printed and saved
+as Markdown, every number beside it as JSON, after every case; rows of earlier runs with as many threads are kept
+unless they were measured again.
 """
 
 import argparse
@@ -134,17 +134,21 @@ def way(name: str, model: SplitModel, deepest: int, devices: int) -> Round:
 WAYS = ("SplitFed", "reference", "engine", "engine, I = 1", "floor")
 
 
-def measure_alone(connection: Connection, threads: int, name: str, model: str, deepest: int, devices: int) -> None:
-    """Send the peak memory in MiB that two rounds add to a fresh process, and the second round's seconds."""
+def measure_alone(
+    connection: Connection, threads: int, name: str, model: str, deepest: int, devices: int, repeats: int
+) -> None:
+    """Send the peak memory in MiB that rounds add to a fresh process, and the last round's seconds."""
     torch.set_num_threads(threads)
     made, batches = make_model(model), make_batches(devices)
-    floor(made, 1)(batches[:1])  # libraries set themselves up
+    way(name, made, deepest, 2)(batches[:2])  # libraries set themselves up
     before = memory_mib("VmRSS")
     run = way(name, made, deepest, devices)
-    run(batches)
-    started = time.process_time()
-    run(batches)
-    connection.send((memory_mib("VmHWM") - before, time.process_time() - started))
+    rounds = []
+    for _ in range(repeats):
+        started = time.process_time()
+        run(batches)
+        rounds.append(time.process_time() - started)
+    connection.send((memory_mib("VmHWM") - before, rounds[-1]))
 
 
 def memory_mib(field: str) -> float:
@@ -156,7 +160,7 @@ def memory_mib(field: str) -> float:
     return int(found) / 1024
 
 
-def alone(name: str, model: str, deepest: int, devices: int) -> tuple[float, float]:
+def alone(name: str, model: str, deepest: int, devices: int, repeats: int) -> tuple[float, float]:
     """Measure one way's memory in MiB and seconds per round in a process of its own."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -206,7 +210,7 @@ def measure(model: str, deepest: int, devices: int, repeats: int, with_memory: b
     if repeats > 1:
         row["seconds"] = take_turns({name: way(name, made, deepest, devices) for name in WAYS}, batches, repeats)
     if repeats == 1 or with_memory:
-        measured = {name: alone(name, model, deepest, devices) for name in WAYS}
+        measured = {name: alone(name, model, deepest, devices, min(repeats, 2)) for name in WAYS}
         row["memory_mib"] = {name: mib for name, (mib, _) in measured.items()}
         row.setdefault("seconds", {name: seconds for name, (_, seconds) in measured.items()})
     row["averaging_s"] = averaging_s(made, deepest, devices)
