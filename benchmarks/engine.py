@@ -165,7 +165,7 @@ def alone(name: str, model: str, deepest: int, devices: int, repeats: int) -> tu
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
-        target=measure_alone, args=(sender, torch.get_num_threads(), name, model, deepest, devices)
+        target=measure_alone, args=(sender, torch.get_num_threads(), name, model, deepest, devices, repeats)
     )
     process.start()
     sender.close()
