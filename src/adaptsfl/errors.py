@@ -6,7 +6,8 @@ AdaptSFLError
 ├── SolverError       a solver cannot take this problem, or failed on it
 ├── TrainingDiverged  the loss is no number any more, or far above where it began
 ├── NotWritten        a file that could not be written: a full disk, no permission
-└── RunFailed         a run failed in a process of its own; says what went wrong there
+├── RunFailed         a run failed in a process of its own; says what went wrong there
+└── RankFailed        one of the processes that train together is gone, or cannot go on with the others
 """
 
 import difflib
@@ -71,6 +72,10 @@ class RunFailed(AdaptSFLError):
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
         super().__init__(message)
+
+
+class RankFailed(AdaptSFLError):
+    """One of the processes that train one model together is gone, or cannot go on: the whole job ends."""
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""However many ranks train together: the weights, losses, estimates and checkpoints are those of one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from adaptsfl.errors import InvalidInput, RankFailed
+from adaptsfl.models import split
+from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan
+from adaptsfl.training.ranks import ALONE, Ranks, assigned, joined, launched
+from ranks import in_threads, on_ranks
+from training.cases import largest_difference
+from training.ranked import Case, gone_on, measured, stopped, trained
+from training.test_engine import ByShape
+
+pytestmark = pytest.mark.filterwarnings("ignore::adaptsfl.training.TrainingWarning")
+
+EXACT = 1e-10
+SINGLE = 1e-4  # of weights of size 1, after nine rounds in single precision
+COMING_AND_GOING = ((0, 1, 2), (1,), (3, 4), (0, 2, 4))  # with two ranks one is sometimes idle, with three often
+
+# The first ones on real processes too.
+CASES = [
+    Case("none", weights=None),
+    Case("batch", "pooled", rule="keep", present=COMING_AND_GOING, options={"record_divergence": True}),
+    Case("batch", "device", optimizer="adam", rule="reset"),
+    Case("group", optimizer="adam", options={"record_divergence": True}),
+    Case("batch", "pooled"),
+    Case("none", optimizer="adam", present=COMING_AND_GOING),
+    Case("batch", "device", optimizer="sgd", present=COMING_AND_GOING),
+    Case("odd", "pooled", optimizer="sgd", present=COMING_AND_GOING),
+    Case("group", dtype=torch.float32),
+]
+ON_PROCESSES = 3
+MEASURED = [Case("batch", "pooled"), Case("none", present=((0, 2, 3),))]
+KEPT = Case("batch", optimizer="adam", rule="keep", present=((0, 1, 2, 3, 4), (1, 2, 4)))
+
+WAYS = [(2, in_threads), (3, in_threads), (2, on_ranks), (3, on_ranks)]
+NAMES = ["two threads", "three threads", "two processes", "three processes"]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=NAMES)
+def several(request, tmp_path_factory):
+    """All that tests of that many ranks need, from one start of them: where they kept a run, and what each gave."""
+    size, start = request.param
+    folders = [tmp_path_factory.mktemp("kept") for _ in range(2)]
+    stopped(ALONE, KEPT, 2, folders[0])
+    return folders[1], start(size, everything, ON_PROCESSES if start is on_ranks else len(CASES), *folders)
+
+
+def everything(ranks: Ranks, cases: int, theirs: Path, ours: Path):
+    """On every rank: train, measure, go on from one process's checkpoint, and write one."""
+    stopped(ranks, KEPT, 2, ours)
+    return trained(ranks, CASES[:cases]), measured(ranks, MEASURED), gone_on(ranks, KEPT, 2, theirs)
+
+
+@pytest.fixture(scope="module")
+def single():
+    return trained(ALONE, CASES)
+
+
+def test_weights_and_losses_are_those_of_one_process(several, single):
+    for found, *_ in several[1]:
+        for case, (losses, state, apart), (expected_losses, expected, expected_apart) in zip(
+            CASES, found, single, strict=False
+        ):
+            tolerance = EXACT if case.dtype == torch.float64 else SINGLE
+            assert largest_difference(state, expected) < tolerance, case
+            for mine, theirs in zip(losses, expected_losses, strict=True):
+                assert mine == pytest.approx(theirs, abs=tolerance), case
+            assert apart == pytest.approx(expected_apart, abs=tolerance), case
+
+
+def test_all_ranks_have_the_same_weights_bit_for_bit(several):
+    first, *others = (found for found, *_ in several[1])
+    for other in others:
+        for (losses, state, _), (other_losses, other_state, _) in zip(first, other, strict=True):
+            assert losses == other_losses
+            assert all(torch.equal(state[key], other_state[key]) for key in state)
+
+
+def test_estimates_are_those_of_one_process_and_leave_the_weights_alone(several):
+    for expected, *others in zip(measured(ALONE, MEASURED), *(found for _, found, _ in several[1]), strict=True):
+        for drift, constants, smoothness, state in others:
+            assert largest_difference(state, expected[3]) < EXACT
+            assert smoothness == pytest.approx(expected[2])
+            for found, wanted in ((drift, expected[0]), (constants, expected[1])):
+                for name, value in wanted.items():
+                    assert np.allclose(found[name], value, rtol=1e-8, atol=1e-12), name
+
+
+def test_checkpoints_fit_any_number_of_ranks(several, tmp_path):
+    ours, found = several
+    stopped(ALONE, KEPT, 2, tmp_path)
+    expected = gone_on(ALONE, KEPT, 2, tmp_path)
+    for _, _, from_one_process in found:
+        assert largest_difference(from_one_process, expected) < EXACT
+    assert largest_difference(gone_on(ALONE, KEPT, 2, ours), expected) < EXACT
+
+
+def test_devices_are_shared_out_by_their_work():
+    assert assigned([1, 1, 1, 1, 1], 2) == ((0, 2, 4), (1, 3))
+    assert assigned([1, 5, 1, 2, 1], 2) == ((1,), (0, 2, 3, 4))
+    assert assigned([1, 1], 3) == ((0,), (1,), ())
+    work = [float(size) for size in np.random.default_rng(0).integers(1, 9, 100)]
+    loads = [sum(work[k] for k in part) for part in assigned(work, 7)]
+    assert max(loads) - min(loads) <= max(work)
+
+
+def one_sums_alone(ranks: Ranks) -> str:
+    if ranks.rank == 1:
+        return "left"
+    try:
+        ranks.sum_([torch.zeros(3)])
+    except RankFailed as error:
+        return str(error)
+    return "nothing happened"
+
+
+def test_a_rank_that_leaves_is_noticed_at_once():
+    message, left = on_ranks(2, one_sums_alone)
+    assert left == "left"
+    assert message.startswith("rank 0: another rank is gone or did not answer (")
+    assert message.endswith("--max-restarts: it goes on from the last checkpoint.")
+
+
+def test_without_a_launcher_there_is_one_rank(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert not launched()
+    with joined() as ranks:
+        assert ranks is ALONE
+    values = [1.5, 2.5]
+    assert ALONE.totals(values) == values
+    assert ALONE.from_first("a") == "a"
+
+
+def test_a_timeout_that_is_no_number_is_explained(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "ADAPTSFL_RANK_TIMEOUT_S": "1m"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match="ADAPTSFL_RANK_TIMEOUT_S: is '1m'"), joined():
+        pass
+
+
+def test_pooled_statistics_over_ranks_need_batch_norm_modules():
+    model = split(ByShape().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+    with pytest.raises(InvalidInput, match="statistics: is 'pooled' over several ranks, but tracing turned"):
+        Engine(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), ranks=Ranks(0, 2))
