@@ -24,6 +24,7 @@ from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resou
 from adaptsfl.loading import Optimizer, costs_of, inside, model_costs, split_model
 from adaptsfl.models import SplitModel
 from adaptsfl.training import OptimizerSettings
+from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
 
 
@@ -104,8 +105,8 @@ class World:
         return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
-    def evaluate(self) -> Callable[[Mapping[str, Tensor]], tuple[float, float]]:
-        """A function from a state_dict to accuracy and loss on the test samples."""
+    def evaluate(self) -> Callable[..., tuple[float, float]]:
+        """A function from a state_dict to accuracy and loss on the test samples, of which every rank takes a part."""
         net = deepcopy(self.model.module).to(self.recipe.training.device).eval()
         test, wanted = self.data.dataset.test, self.run.test_samples
         if wanted is not None and wanted < len(test):  # the same ones in every run
@@ -113,18 +114,23 @@ class World:
             test = Samples(test.inputs[picked], test.labels[picked])
 
         @torch.inference_mode()
-        def measure(state: Mapping[str, Tensor]) -> tuple[float, float]:
+        def measure(state: Mapping[str, Tensor], ranks: Ranks = ALONE) -> tuple[float, float]:
             net.load_state_dict(state)
-            right, loss, count = 0, 0.0, 0
-            for inputs, labels in evaluation_batches(
-                test, self.data.dataset.normalisation, device=self.recipe.training.device
+            found: list[float] = []  # of every batch, how many are right, and the loss
+            count = 0
+            for k, (inputs, labels) in enumerate(
+                evaluation_batches(test, self.data.dataset.normalisation, device=self.recipe.training.device)
             ):
-                outputs = net(inputs).flatten(0, -2)
                 flat = labels.flatten()
-                right += int((outputs.argmax(1) == flat).sum())
-                loss += float(functional.cross_entropy(outputs, flat, reduction="sum"))
                 count += len(flat)
-            return right / count, loss / count
+                if k % ranks.size != ranks.rank:
+                    found += [0.0, 0.0]
+                    continue
+                outputs = net(inputs).flatten(0, -2)
+                found.append(float((outputs.argmax(1) == flat).sum()))
+                found.append(float(functional.cross_entropy(outputs, flat, reduction="sum")))
+            told = ranks.totals(found)
+            return sum(told[::2]) / count, sum(told[1::2]) / count
 
         return measure
 
