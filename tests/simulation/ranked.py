@@ -1,10 +1,14 @@
-"""What ranks do in tests of runs: whole experiments."""
+"""What ranks do in tests of runs: whole experiments, and a policy that kills another rank."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 from adaptsfl.config import Recipe
 from adaptsfl.errors import AdaptSFLError
+from adaptsfl.policies.fixed import Fixed
+from adaptsfl.policies.policy import Decision, Observation
 from adaptsfl.simulation.experiment import Experiment, Watcher
 from adaptsfl.training.ranks import ALONE, Ranks
 from simulation.tiny import recipe
@@ -37,3 +41,16 @@ def executed(ranks: Ranks, folder: Path) -> dict[str, str]:
 
 def alone(folder: Path) -> dict[str, str]:
     return executed(ALONE, folder)
+
+
+class Killer(Fixed):
+    """Kills the other ranks of this machine in its fourth block, unless torchrun has started it again."""
+
+    def decide(self, seen: Observation) -> Decision:
+        if seen.block == 3 and os.environ.get("KILL") and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            agent = os.getppid()
+            for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+                command = Path(f"/proc/{child}/cmdline").read_bytes()
+                if int(child) != os.getpid() and b"simulate" in command:
+                    os.kill(int(child), signal.SIGKILL)
+        return super().decide(seen)
