@@ -1,4 +1,4 @@
-"""What ranks do in tests of runs: whole experiments, and a policy that kills another rank."""
+"""What ranks do in tests of runs: whole experiments, and a policy that kills a rank."""
 
 import os
 import signal
@@ -44,13 +44,17 @@ def alone(folder: Path) -> dict[str, str]:
 
 
 class Killer(Fixed):
-    """Kills the other ranks of this machine in its fourth block, unless torchrun has started it again."""
+    """Kills the second rank, wherever it runs, in the fourth block: once in the folder that KILL names."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if "KILL" in os.environ:  # every rank makes the policies, the first asks them
+            (Path(os.environ["KILL"]) / f"rank{os.environ['RANK']}").write_text(str(os.getpid()))
 
     def decide(self, seen: Observation) -> Decision:
-        if seen.block == 3 and os.environ.get("KILL") and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-            agent = os.getppid()
-            for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
-                command = Path(f"/proc/{child}/cmdline").read_bytes()
-                if int(child) != os.getpid() and b"simulate" in command:
-                    os.kill(int(child), signal.SIGKILL)
+        if seen.block == 3 and "KILL" in os.environ:
+            done = Path(os.environ["KILL"]) / "done"
+            if not done.exists():
+                done.touch()
+                os.kill(int((done.parent / "rank1").read_text()), signal.SIGKILL)
         return super().decide(seen)

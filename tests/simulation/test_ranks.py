@@ -2,17 +2,19 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 import adaptsfl
 from adaptsfl.simulation.experiment import MODEL
 from adaptsfl.simulation.folder import RECORD, find_runs
-from ranks import in_threads, on_ranks
+from ranks import PATIENCE_S, free_port, in_threads, on_ranks
 from simulation.ranked import alone, executed
 from training.cases import largest_difference
 
@@ -77,27 +79,77 @@ def test_records_and_weights_are_those_of_one_process(tmp_path, start):
         assert run.whole
 
 
-def torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def torchrun(folder: Path, *ways: list[str], kill: bool = False) -> tuple[list[int | None], str]:
+    """Run the recipe over two ranks, by one torchrun for each way; return how they ended and what they said.
+
+    Where a rank is killed, its process number is found in the folder.
+    """
+    folder.mkdir()
+    (folder / "small.toml").write_text(RECIPE)
+    call = ["-m", "adaptsfl", "simulate", str(folder / "small.toml"), "--out", str(folder / "out")]
+    agents, said = [], folder / "said"
+    with said.open("w") as file:
+        for way in ways:
+            command = [sys.executable, "-m", "torch.distributed.run", *way, *call]
+            environment = {**surroundings(), **({"KILL": str(folder)} if kill else {})}
+            agents.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True))
+        try:
+            for agent in agents:
+                agent.wait(PATIENCE_S)
+        finally:
+            for agent in agents:
+                if agent.poll() is None:
+                    os.killpg(agent.pid, signal.SIGKILL)
+    return [agent.returncode for agent in agents], said.read_text()
+
+
+def surroundings() -> dict[str, str]:
     paths = [Path(adaptsfl.__file__).parents[1], Path(__file__).parents[1], os.environ.get("PYTHONPATH", "")]
-    found = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, check=False, env={**os.environ, **found, **environment}
-    )
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the other rank by Linux's /proc")
-@pytest.mark.xfail(reason="torchrun's store still has the dead ranks' addresses: see docs/scale.md", strict=False)
-def test_a_killed_rank_is_started_again_and_nothing_is_lost(tmp_path):
-    (tmp_path / "small.toml").write_text(RECIPE)
-    call = ["-m", "adaptsfl", "simulate", str(tmp_path / "small.toml"), "--out"]
-    whole = torchrun("--max-restarts", "0", *call, str(tmp_path / "whole"))
-    assert whole.returncode == 0, whole.stderr
-    assert whole.stdout.count("report:") == 1
-    again = torchrun("--max-restarts", "1", *call, str(tmp_path / "again"), KILL="1")
-    assert again.returncode == 0, again.stderr
-    runs = [run.folder for run in find_runs([tmp_path / "whole", tmp_path / "again"])]
-    assert len(runs) == 2
-    expected, found = ((folder / RECORD).read_bytes() for folder in runs)
-    assert found == expected
-    assert largest_difference(*(load_file(folder / MODEL) for folder in runs)) == 0
+def one_machine(restarts: int) -> list[str]:
+    return ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+
+
+def outcome(folder: Path) -> tuple[bytes, dict[str, Tensor]]:
+    (run,) = find_runs([folder / "out"])
+    assert run.whole
+    return (run.folder / RECORD).read_bytes(), load_file(run.folder / MODEL)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What two ranks give that nobody kills; only the first of them prints."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    ended, said = torchrun(folder, one_machine(0))
+    assert ended == [0], said
+    assert said.count("report:") == 1
+    return outcome(folder)
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_killed_rank_is_started_again_and_nothing_is_lost(tmp_path, undisturbed, machines):
+    """Also where its machine, here a second torchrun, is another than the first rank's, which was well and restarts."""
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test"]
+    one_of_two = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", *meeting]
+    ways = [one_machine(1)] if machines == 1 else [one_of_two] * 2
+    ended, said = torchrun(tmp_path / "run", *ways, kill=True)
+    assert ended == [0] * machines, said
+    assert (tmp_path / "run" / "done").exists()
+    record, weights = outcome(tmp_path / "run")
+    assert record == undisturbed[0]
+    assert largest_difference(weights, undisturbed[1]) == 0
+
+
+def test_without_restarts_the_job_ends_and_one_process_goes_on(tmp_path, undisturbed):
+    ended, said = torchrun(tmp_path / "run", one_machine(0), kill=True)
+    assert ended == [1], said
+    assert "Signal 9 (SIGKILL) received" in said or "another rank is gone" in said
+    folder = tmp_path / "run"
+    call = ["-m", "adaptsfl", "simulate", str(folder / "small.toml"), "--out", str(folder / "out")]
+    subprocess.run([sys.executable, *call], env=surroundings(), check=True, capture_output=True, timeout=PATIENCE_S)
+    record, weights = outcome(folder)
+    records = [[json.loads(line) for line in lines.splitlines()] for lines in (record, undisturbed[0])]
+    same(*records)
+    assert largest_difference(weights, undisturbed[1]) < SINGLE

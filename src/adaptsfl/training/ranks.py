@@ -5,6 +5,7 @@ one process only, nothing is sent, so that the same code serves both.
 """
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -172,7 +173,10 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
     if on_cuda:  # "cuda" is from here on the one of this rank
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count()))
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout=timeout)
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        started = _this_start(store, rank, size, timeout.total_seconds())
+        backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+        dist.init_process_group(backend, store=started, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '?')}"
         raise RankFailed(
@@ -182,6 +186,30 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
+
+
+def _this_start(store: dist.Store, rank: int, size: int, patience_s: float) -> dist.Store:
+    """Return a part of the store that nobody used before the ranks that are starting now.
+
+    torchrun keeps its store over restarts, and in it the addresses of ranks that are gone. It counts restarts too, but
+    every machine for itself: one whose ranks were well does not count. So everybody takes a ticket, and the first
+    rank, which alone can know that a ticket is new, tells the holder of every one where to meet.
+    """
+    ticket = store.add("tickets", 1)
+    if rank:
+        place = store.get(f"ticket {ticket}").decode()
+        store.add(f"{place}: met", 1)
+        return dist.PrefixStore(place, store)
+    place, told, deadline = f"start {ticket}", 0, time.monotonic() + patience_s
+    while (met := store.add(f"{place}: met", 0)) < size - 1:
+        tickets = store.add("tickets", 0)
+        for other in range(told + 1, tickets + 1):  # also of ranks that are gone, whom it does not help
+            store.set(f"ticket {other}", place)
+        told = tickets
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"after {patience_s:g} s, {met + 1} of {size} ranks are there")
+        time.sleep(0.02)
+    return dist.PrefixStore(place, store)
 
 
 def _timeout_s() -> float:
