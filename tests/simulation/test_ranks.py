@@ -14,8 +14,10 @@ from torch import Tensor
 import adaptsfl
 from adaptsfl.simulation.experiment import MODEL
 from adaptsfl.simulation.folder import RECORD, find_runs
+from adaptsfl.simulation.world import make_world
+from adaptsfl.training.ranks import ALONE, Ranks
 from ranks import PATIENCE_S, free_port, in_threads, on_ranks
-from simulation.ranked import alone, executed
+from simulation.ranked import alone, executed, small
 from training.cases import largest_difference
 
 SINGLE = 1e-4  # of weights and losses: single precision, summed in another order
@@ -77,6 +79,22 @@ def test_records_and_weights_are_those_of_one_process(tmp_path, start):
         weights = (load_file(folder / name / MODEL) for folder in (tmp_path / "two", tmp_path / "one"))
         assert largest_difference(*weights) < SINGLE
         assert run.whole
+
+
+def held(ranks: Ranks) -> list[tuple[tuple[int, ...], int, str]]:
+    """Return whose samples a rank holds, how many, and what it takes for the run's identity."""
+    worlds = [make_world(small(), 0, ranks=ranks, pooled=pooled) for pooled in (False, True)]
+    return [(world.data.mine, len(world.data.dataset.train), world.learning_identity) for world in worlds]
+
+
+def test_every_rank_holds_the_samples_of_its_own_devices_alone():
+    (whole, _), (first, first_of_all), (second, second_of_all) = held(ALONE), held(Ranks(0, 2)), held(Ranks(1, 2))
+    assert (whole[0], first[0], second[0]) == ((0, 1, 2, 3), (0, 2), (1, 3))
+    assert first[1] + second[1] == whole[1] == 1440
+    assert first[1] < whole[1]
+    assert first_of_all[:2] == whole[:2]  # it trains on all of them by itself
+    assert second_of_all == second
+    assert len({identity for _, _, identity in (whole, first, second, first_of_all)}) == 1
 
 
 def torchrun(folder: Path, *ways: list[str], kill: bool = False) -> tuple[list[int | None], str]:

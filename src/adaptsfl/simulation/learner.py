@@ -220,6 +220,7 @@ class Learner:
             device=training.device,
             record_divergence=self._record_divergence,
             ranks=self.ranks,
+            work=None if self.trainer == "centralized" else world.work,
         )
 
     def _round(

@@ -5,6 +5,7 @@ one process only, nothing is sent, so that the same code serves both.
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # documented, not marked
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, RankFailed, first_line
@@ -132,7 +134,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:  # torch's word for a lost connection and for a timeout
-            problem = f"rank {self.rank}: another rank is gone or did not answer ({first_line(error)})"
+            problem = f"rank {self.rank}: another rank is gone or did not answer ({_reason(error)})"
             remedy = "Start it again, or let torchrun do so by --max-restarts: it goes on from the last checkpoint"
             raise RankFailed(f"{problem}. {remedy}.") from error
 
@@ -173,7 +175,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
     if on_cuda:  # "cuda" is from here on the one of this rank
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count()))
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
         started = _this_start(store, rank, size, timeout.total_seconds())
         backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
         dist.init_process_group(backend, store=started, rank=rank, world_size=size, timeout=timeout)
@@ -188,7 +190,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _this_start(store: dist.Store, rank: int, size: int, patience_s: float) -> dist.Store:
+def _this_start(store: Store, rank: int, size: int, patience_s: float) -> Store:
     """Return a part of the store that nobody used before the ranks that are starting now.
 
     torchrun keeps its store over restarts, and in it the addresses of ranks that are gone. It counts restarts too, but
@@ -199,7 +201,7 @@ def _this_start(store: dist.Store, rank: int, size: int, patience_s: float) -> d
     if rank:
         place = store.get(f"ticket {ticket}").decode()
         store.add(f"{place}: met", 1)
-        return dist.PrefixStore(place, store)
+        return PrefixStore(place, store)
     place, told, deadline = f"start {ticket}", 0, time.monotonic() + patience_s
     while (met := store.add(f"{place}: met", 0)) < size - 1:
         tickets = store.add("tickets", 0)
@@ -209,7 +211,7 @@ def _this_start(store: dist.Store, rank: int, size: int, patience_s: float) -> d
         if time.monotonic() > deadline:
             raise RuntimeError(f"after {patience_s:g} s, {met + 1} of {size} ranks are there")
         time.sleep(0.02)
-    return dist.PrefixStore(place, store)
+    return PrefixStore(place, store)
 
 
 def _timeout_s() -> float:
@@ -220,6 +222,11 @@ def _timeout_s() -> float:
         return checks.number(TIMEOUT_VARIABLE, float(text), positive=True)
     except ValueError:
         raise InvalidInput(TIMEOUT_VARIABLE, f"is {text!r}", "Give seconds, for example 600") from None
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return what gloo says happened, without the place in its source and its advice."""
+    return re.sub(r"^\[[^]]*\] ", "", first_line(error)).split(". ")[0]
 
 
 def _wire(tensor: Tensor) -> Tensor:
