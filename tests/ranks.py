@@ -88,19 +88,6 @@ class ThreadRanks(Ranks):
     def told_by(self, rank: int, value: Any) -> Any:
         return self.meeting.exchange(self.rank, value)[rank]
 
-    def collect(self, rows: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        everybodys = self.meeting.exchange(self.rank, rows)
-        if not self.first:
-            return rows.new_empty(0)
-        whole = rows.new_empty(sum(map(len, parts)), *rows.shape[1:])
-        for part, theirs in zip(parts, everybodys, strict=True):
-            whole[list(part)] = theirs[: len(part)]
-        return whole
-
-    def deal(self, whole: Tensor | None, like: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        dealt: Tensor = self.meeting.exchange(self.rank, whole)[0][list(parts[self.rank])]
-        return dealt
-
     def _reduce(self, tensors: Sequence[Tensor], operation: Any) -> None:
         everybodys = self.meeting.exchange(self.rank, [tensor.detach().clone() for tensor in tensors])
         with torch.no_grad():

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import adaptsfl
-from adaptsfl.simulation.experiment import MODEL
+from adaptsfl.errors import RankFailed
+from adaptsfl.simulation.experiment import MODEL, Experiment
 from adaptsfl.simulation.folder import RECORD, find_runs
 from adaptsfl.simulation.world import make_world
 from adaptsfl.training.ranks import ALONE, Ranks
@@ -95,6 +96,15 @@ def test_every_rank_holds_the_samples_of_its_own_devices_alone():
     assert first_of_all[:2] == whole[:2]  # it trains on all of them by itself
     assert second_of_all == second
     assert len({identity for _, _, identity in (whole, first, second, first_of_all)}) == 1
+
+
+def elsewhere(ranks: Ranks, folder: Path) -> None:
+    Experiment(small(), folder / str(ranks.rank), policies=["sfl"], ranks=ranks).execute()
+
+
+def test_ranks_that_do_not_see_one_folder_say_so(tmp_path):
+    with pytest.raises(RankFailed, match=r"rank 1: .*/1 is not the folder of the first rank, which wrote recipe.json"):
+        in_threads(2, elsewhere, tmp_path)
 
 
 def torchrun(folder: Path, *ways: list[str], kill: bool = False) -> tuple[list[int | None], str]:

@@ -124,15 +124,13 @@ def stopped(ranks: Ranks, case: Case, rounds: int, folder: Path) -> None:
     for t in range(1, rounds + 1):
         present = case.present[t % len(case.present)]
         engine.round(mine(engine, make_batches(engine.model, (1, 8, 8), SIZES)(t), present), present)
-    state = engine.snapshot()
-    if ranks.first:
-        save_checkpoint(folder, state, extra={}, identity={})
+    save_checkpoint(folder, engine.snapshot(), extra={}, identity={}, ranks=ranks)
 
 
 def gone_on(ranks: Ranks, case: Case, rounds: int, folder: Path) -> dict[str, Tensor]:
-    """Return the weights after some more rounds; the first rank alone reads from where they go on."""
+    """Return the weights after some more rounds from a checkpoint, whoever wrote it."""
     engine = engine_of(case, ranks)
-    engine.restore(load_checkpoint(folder, identity={}).state if ranks.first else None)
+    engine.restore(load_checkpoint(folder, identity={}, devices=engine.mine if ranks.size > 1 else None).state)
     for _ in range(rounds):
         t = engine.schedule.round + 1
         engine.round(mine(engine, make_batches(engine.model, (1, 8, 8), SIZES)(t), EVERYBODY))

@@ -1,18 +1,20 @@
 """However many ranks train together: the weights, losses, estimates and checkpoints are those of one process."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from adaptsfl.errors import InvalidInput, RankFailed
+from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverged
 from adaptsfl.models import split
-from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan
+from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan, load_checkpoint, save_checkpoint
 from adaptsfl.training.ranks import ALONE, Ranks, assigned, joined, launched
 from ranks import in_threads, on_ranks
-from training.cases import largest_difference
-from training.ranked import Case, gone_on, measured, stopped, trained
+from training.cases import largest_difference, make_batches
+from training.ranked import EVERYBODY, SIZES, Case, engine_of, gone_on, measured, mine, stopped, trained
 from training.test_engine import ByShape
 
 pytestmark = pytest.mark.filterwarnings("ignore::adaptsfl.training.TrainingWarning")
@@ -68,8 +70,8 @@ def test_weights_and_losses_are_those_of_one_process(several, single):
         ):
             tolerance = EXACT if case.dtype == torch.float64 else SINGLE
             assert largest_difference(state, expected) < tolerance, case
-            for mine, theirs in zip(losses, expected_losses, strict=True):
-                assert mine == pytest.approx(theirs, abs=tolerance), case
+            for found_losses, theirs in zip(losses, expected_losses, strict=True):
+                assert found_losses == pytest.approx(theirs, abs=tolerance), case
             assert apart == pytest.approx(expected_apart, abs=tolerance), case
 
 
@@ -98,6 +100,53 @@ def test_checkpoints_fit_any_number_of_ranks(several, tmp_path):
     for _, _, from_one_process in found:
         assert largest_difference(from_one_process, expected) < EXACT
     assert largest_difference(gone_on(ALONE, KEPT, 2, ours), expected) < EXACT
+    for size in (2, 3, 6):  # with six ranks, one has no device
+        for weights in in_threads(size, gone_on, KEPT, 2, ours):
+            assert largest_difference(weights, expected) < EXACT
+
+
+def test_every_rank_writes_the_copies_of_its_own_devices(tmp_path):
+    in_threads(3, stopped, KEPT, 2, tmp_path)
+    manifest = json.loads((tmp_path / "checkpoint.json").read_text())["content"]
+    assert [part["devices"] for part in manifest["parts"]] == [[1, 4], [3], [0, 2]]
+    for part in manifest["parts"]:
+        tensors = load_file(tmp_path / part["file"])
+        copies = {name: tensor for name, tensor in tensors.items() if name.startswith("own.")}
+        assert {len(tensor) for tensor in copies.values()} == {len(part["devices"])}
+        assert len(copies) == len(tensors) or part["file"] == manifest["tensors"]["file"]
+    assert len([*tmp_path.iterdir()]) == 4
+
+
+def kept_twice(ranks: Ranks, folder: Path, spoil: str) -> str:
+    """Write a checkpoint, then another one that the last rank cannot write; return what this rank says then."""
+    engine = engine_of(KEPT, ranks)
+    batches = make_batches(engine.model, (1, 8, 8), SIZES)
+    engine.round(mine(engine, batches(1), EVERYBODY))
+    save_checkpoint(folder, engine.snapshot(), extra={"which": 1}, identity={}, ranks=ranks)
+    engine.round(mine(engine, batches(2), EVERYBODY))
+    state = engine.snapshot()
+    if ranks.rank == ranks.size - 1 and spoil == "weights":
+        next(iter(state.tensors[0].values()))[0] = torch.nan
+    place = folder / "checkpoint.json" if ranks.rank == ranks.size - 1 and spoil == "disk" else folder
+    with pytest.raises((NotWritten, TrainingDiverged)) as caught:
+        save_checkpoint(place, state, extra={"which": 2}, identity={}, ranks=ranks)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("spoil", "says"), [("weights", "not finite"), ("disk", "the checkpoint cannot be written")])
+def test_what_one_rank_cannot_write_none_does_and_the_older_checkpoint_stays(tmp_path, spoil, says):
+    messages = in_threads(2, kept_twice, tmp_path, spoil)
+    assert all(says in message for message in messages)
+    assert load_checkpoint(tmp_path, identity={}).extra == {"which": 1}
+    assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_a_snapshot_of_other_devices_is_refused(tmp_path):
+    stopped(ALONE, KEPT, 2, tmp_path)
+    engine = engine_of(KEPT, ALONE)
+    some = load_checkpoint(tmp_path, identity={}, devices=[1, 3]).state
+    with pytest.raises(InvalidInput, match=r"holds the copies of devices \[1, 3\], this rank those of all devices"):
+        engine.restore(some)
 
 
 def test_devices_are_shared_out_by_their_work():

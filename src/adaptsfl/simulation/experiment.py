@@ -192,7 +192,13 @@ class Experiment:
             if identity != order.identity:
                 problem = f"rank {self.ranks.rank}: model, data, versions or recipe are others than on the first rank"
                 raise RankFailed(f"{problem}. Give all ranks the same files and packages.")
-            Learner(world, order.trainer, divergence=order.divergence, ranks=self.ranks).follow()
+            if not (self.folder / RECIPE).is_file():
+                problem = (
+                    f"rank {self.ranks.rank}: {self.folder} is not the folder of the first rank, which wrote {RECIPE}"
+                )
+                raise RankFailed(f"{problem}. Give a folder by --out that all machines see.")
+            folder = self.folder / order.job.folder_name
+            Learner(world, order.trainer, divergence=order.divergence, ranks=self.ranks, folder=folder).follow()
 
     def check(self) -> None:
         """Refuse a recipe that cannot run, before it claims a folder; one that claimed its folder could run."""

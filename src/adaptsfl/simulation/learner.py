@@ -4,15 +4,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from adaptsfl.errors import RankFailed, TrainingDiverged, message_of
+from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverged, message_of
 from adaptsfl.policies.policy import Trainer
 from adaptsfl.simulation.world import World
-from adaptsfl.training import Engine, EngineState, Sequential, TrainingPlan
+from adaptsfl.training import Engine, Sequential, TrainingPlan
+from adaptsfl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adaptsfl.training.estimate import (
     ConstantsSample,
     DriftSample,
@@ -77,6 +79,7 @@ class Learner:
         trainer: who trains.
         divergence: whether to measure how far apart copies are before every averaging.
         on_round: called after every round that is trained, with its number and loss.
+        folder: where checkpoints go, if any are to be written; all ranks see it.
 
     Attributes:
         round: rounds done.
@@ -91,8 +94,9 @@ class Learner:
         divergence: bool = False,
         on_round: Callable[[int, float], None] = lambda _round, _loss: None,
         ranks: Ranks = ALONE,
+        folder: Path | None = None,
     ) -> None:
-        self.world, self.trainer, self.on_round, self.ranks = world, trainer, on_round, ranks
+        self.world, self.trainer, self.on_round, self.ranks, self.folder = world, trainer, on_round, ranks, folder
         self.round = 0
         self._record_divergence = divergence
         self._made: Engine | Sequential | None = None
@@ -140,25 +144,32 @@ class Learner:
             assert self._made is not None
             return self._made.state()
 
-    def snapshot(self) -> EngineState:
-        """Return a copy of what `restore` needs; that of the first rank counts."""
-        with self._all_ranks("snapshot"):
+    def save(self, extra: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        """Write a checkpoint, of which every rank writes the copies of its own devices."""
+        with self._all_ranks("save", extra, identity):
             assert self._made is not None
-            return self._made.snapshot()
+            assert self.folder is not None
+            save_checkpoint(self.folder, self._made.snapshot(), extra=extra, identity=identity, ranks=self.ranks)
 
-    def restore(
-        self, step: Step, round_: int, divergence: Mapping[int, float], state: EngineState | None = None
-    ) -> None:
-        """Go on after `round_` from a snapshot, which the first rank has; `step` is the first of the run."""
-        with self._all_ranks("restore", step, round_, dict(divergence)):
+    def restore(self, step: Step, round_: int, divergence: Mapping[int, float], identity: Mapping[str, Any]) -> bool:
+        """Go on after `round_` from the checkpoint; return whether all ranks could read it. `step` is the run's first.
+
+        Where one of them could not, nothing changes.
+        """
+        with self._all_ranks("restore", step, round_, dict(divergence), identity):
             made = self._made = self._made or self._make(step)
-            if isinstance(made, Engine):
-                made.restore(state)
-                made.last_divergence = dict(divergence)
-            else:
-                assert state is not None
-                made.restore(state)
-            self.round = round_
+            mine = made.mine if isinstance(made, Engine) and self.ranks.size > 1 else None
+            found: Checkpoint | None = None
+            assert self.folder is not None
+            with suppress(InvalidInput):  # damaged: training again gives the same
+                found = load_checkpoint(self.folder, identity=identity, devices=mine)
+            read = all(self.ranks.everybodys(found is not None))
+            if found is not None and read:
+                made.restore(found.state)
+                self.round = round_
+                if isinstance(made, Engine):
+                    made.last_divergence = dict(divergence)
+            return read
 
     def follow(self) -> None:
         """Do what the first rank is asked to do, until it says that the run is over."""
@@ -167,7 +178,7 @@ class Learner:
             name, arguments = self.ranks.from_first(("", ()))
             if not name:
                 return
-            with suppress(TrainingDiverged):  # the first rank has seen it too, and tells
+            with suppress(TrainingDiverged, NotWritten):  # the first rank has seen it too, and tells
                 getattr(self, name)(*arguments)
 
     def end(self) -> None:
@@ -185,7 +196,7 @@ class Learner:
             self.ranks.from_first((name, arguments))
         try:
             yield
-        except (TrainingDiverged, RankFailed):
+        except (TrainingDiverged, NotWritten, RankFailed):
             raise
         except Exception as error:
             raise RankFailed(f"rank {self.ranks.rank}: {message_of(error)}") from error

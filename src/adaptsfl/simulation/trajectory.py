@@ -22,7 +22,7 @@ from adaptsfl.policies.policy import Trainer
 from adaptsfl.simulation.learner import Learned, Learner, Step
 from adaptsfl.simulation.record import plain
 from adaptsfl.simulation.world import World
-from adaptsfl.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from adaptsfl.training.checkpoint import has_checkpoint, read_extra
 from adaptsfl.training.estimate import ConstantsSample, DriftSample
 from adaptsfl.training.ranks import ALONE, Ranks
 
@@ -113,7 +113,7 @@ class Trajectory:
         self.world, self.trainer, self.store, self.folder = world, trainer, store, folder
         self.key = sha256(f"{world.learning_identity} {trainer} {divergence}".encode()).hexdigest()[:32]
         self.round = 0
-        self._learner = Learner(world, trainer, divergence=divergence, on_round=on_round, ranks=ranks)
+        self._learner = Learner(world, trainer, divergence=divergence, on_round=on_round, ranks=ranks, folder=folder)
         self._waiting: list[tuple[str, Step]] = []  # steps that the store knew, not trained here
         self._trained_key: str | None = self.key  # of the step that was trained last; None in the middle of one
         self._saved_round = 0
@@ -155,7 +155,7 @@ class Trajectory:
             return
         if self.folder is not None and learner.round > self._saved_round:
             extra = {"key": self._trained_key, "divergence": list(learner.divergence.items())}
-            save_checkpoint(self.folder, learner.snapshot(), extra=extra, identity=self._identity)
+            learner.save(extra, self._identity)
             self._saved_round = learner.round
 
     @property
@@ -174,17 +174,17 @@ class Trajectory:
         if self.folder is None or not has_checkpoint(self.folder):
             return
         try:
-            found = load_checkpoint(self.folder, identity=self._identity)
+            extra = read_extra(self.folder, identity=self._identity)
         except InvalidInput:
             return  # damaged, or of another run: training again gives the same
         keys = [key for key, _ in self._waiting]
-        if found.extra["key"] in keys:
-            done = keys.index(found.extra["key"]) + 1
+        if extra["key"] in keys:
+            done = keys.index(extra["key"]) + 1
             trained = sum(step.rounds for _, step in self._waiting[:done])
-            divergence = {int(layer): apart for layer, apart in found.extra["divergence"]}
-            self._learner.restore(self._waiting[0][1], trained, divergence, found.state)
-            self._saved_round, self._trained_key = trained, found.extra["key"]
-            self._waiting = self._waiting[done:]
+            divergence = {int(layer): apart for layer, apart in extra["divergence"]}
+            if self._learner.restore(self._waiting[0][1], trained, divergence, self._identity):
+                self._saved_round, self._trained_key = trained, extra["key"]
+                self._waiting = self._waiting[done:]
 
     def _train(self, key: str, step: Step) -> Learned:
         """Train the rounds of one step, which has that name once it is done."""

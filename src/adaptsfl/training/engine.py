@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import (
     SlicedBatchNorm,
@@ -36,7 +37,7 @@ from adaptsfl.training.settings import (
     sample_cross_entropy,
     shares_of,
 )
-from adaptsfl.training.snapshot import EngineState, dealt, gathered, restore_layers
+from adaptsfl.training.snapshot import EngineState, restore_layers
 from adaptsfl.training.stack import LayerStack, Slot, means, merge
 
 CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
@@ -108,6 +109,7 @@ class Engine:
         amounts = [1.0] * len(plan.cuts) if work is None else checks.vector("work", work, length=len(plan.cuts))
         self.parts = assigned([float(amount) for amount in amounts], ranks.size)
         self.mine = self.parts[ranks.rank]
+        self._whose = None if ranks.size == 1 else self.mine
         self._row = {device: row for row, device in enumerate(self.mine)}
         # At least two where there are several ranks, so that one row says on every rank that all copies are equal.
         self._rows = len(self.mine) if ranks.size == 1 else max(2, len(self.mine))
@@ -178,18 +180,27 @@ class Engine:
     def snapshot(self) -> EngineState:
         """Return a copy of what `restore` needs: an engine restored from it goes on bit for bit.
 
-        On several ranks all take part, and the first one's snapshot holds the copies of all devices; those of the
-        others hold none and are of no use. It does not matter how many ranks go on from it.
+        On several ranks it holds the copies of the rank's own devices. Written by `save_checkpoint` on all ranks, the
+        snapshots are one that any number of ranks can go on from.
         """
         schedule = self.schedule
-        steps, tensors = gathered(self.layers, self.ranks, self.parts)
         return EngineState(
-            schedule.plan, schedule.round, schedule.planned_at, tuple(schedule.ages), steps, tensors, self.present
+            schedule.plan,
+            schedule.round,
+            schedule.planned_at,
+            tuple(schedule.ages),
+            tuple(tuple(layer.steps) for layer in self.layers),
+            tuple(layer.tensors() for layer in self.layers),
+            self.present,
+            self._whose,
         )
 
-    def restore(self, state: EngineState | None) -> None:
-        """Go on from a snapshot of an engine with the same model, devices and optimiser: from the first rank's."""
-        state = dealt(self.layers, state, self.ranks, self.parts, self._rows)
+    def restore(self, state: EngineState) -> None:
+        """Go on from a snapshot of an engine with the same model, devices and optimiser, on each rank its own."""
+        if state.mine != self._whose:
+            problem = f"holds the copies of {_named(state.mine)}, this rank those of {_named(self._whose)}"
+            remedy = "Load the checkpoint with devices=engine.mine" if self._whose is not None else "Load it whole"
+            raise InvalidInput("state", problem, remedy)
         state.plan.check(len(self.weights), self.model.layers)
         restore_layers(self.layers, state, len(self.weights), self._rows)
         self.schedule = Schedule(state.plan)
@@ -451,6 +462,10 @@ class Engine:
     def _place(self, x: Tensor) -> Tensor:
         x = x.to(self.device, non_blocking=True)
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _named(devices: Sequence[int] | None) -> str:
+    return "all devices" if devices is None else f"devices {list(devices)}"
 
 
 def add_to(total: list[Tensor], more: Sequence[Tensor]) -> None:

@@ -79,43 +79,9 @@ class Ranks:
             dist.broadcast_object_list(box, src=rank, device=torch.device("cpu"))
         return cast(T, box[0])
 
-    def collect(self, rows: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        """Return, on the first rank, the rows of all; `parts` says which rows every rank holds. Others get nothing."""
-        if self.size == 1:
-            return rows.clone()
-        if not self.first:
-            if parts[self.rank]:
-                with self._together():
-                    dist.send(rows[: len(parts[self.rank])].contiguous(), 0)
-            return rows.new_empty(0)
-        whole = rows.new_empty(sum(map(len, parts)), *rows.shape[1:])
-        whole[list(parts[0])] = rows[: len(parts[0])]
-        for rank, part in enumerate(parts[1:], start=1):
-            if part:
-                received = rows.new_empty(len(part), *rows.shape[1:])
-                with self._together():
-                    dist.recv(received, rank)
-                whole[list(part)] = received
-        return whole
-
-    def deal(self, whole: Tensor | None, like: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-        """Return this rank's rows of what the first has `whole`; rows are of the shape and type of `like`."""
-        mine = parts[self.rank]
-        if self.size == 1:
-            assert whole is not None
-            return whole[list(mine)]
-        if self.first:
-            assert whole is not None
-            for rank, part in enumerate(parts[1:], start=1):
-                if part:
-                    with self._together():
-                        dist.send(whole[list(part)].to(like).contiguous(), rank)
-            return whole[list(mine)]
-        received = like.new_empty(len(mine), *like.shape)
-        if mine:
-            with self._together():
-                dist.recv(received, 0)
-        return received
+    def everybodys(self, value: T) -> list[T]:
+        """Return what every rank gave, in order: small values that pickle takes."""
+        return [self.told_by(rank, value) for rank in range(self.size)]
 
     def _reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
         if self.size == 1:
@@ -194,8 +160,8 @@ def _this_start(store: Store, rank: int, size: int, patience_s: float) -> Store:
     """Return a part of the store that nobody used before the ranks that are starting now.
 
     torchrun keeps its store over restarts, and in it the addresses of ranks that are gone. It counts restarts too, but
-    every machine for itself: one whose ranks were well does not count. So everybody takes a ticket, and the first
-    rank, which alone can know that a ticket is new, tells the holder of every one where to meet.
+    every machine for itself: one whose ranks were well does not count. So everybody takes a ticket, which nobody had
+    before, and looks under its number where to meet; the first rank answers there while it starts.
     """
     ticket = store.add("tickets", 1)
     if rank:

@@ -118,24 +118,14 @@ class LayerStack:
         groups = self._groups().items()
         return {f"{group}.{name}": tensor.clone() for group, tensors in groups for name, tensor in tensors.items()}
 
-    def rows(self) -> dict[str, Tensor]:
-        """Return one row of everything the layer holds, under the names of `tensors`: for shapes and types."""
-        groups = self._groups().items()
-        return {f"{group}.{name}": tensor[0] for group, tensors in groups for name, tensor in tensors.items()}
-
-    def check_names(self, given: Mapping[str, object]) -> None:
-        """Refuse what another layer gave."""
-        different = sorted(given.keys() ^ self.rows().keys())
-        if different:
-            problem = f"lack or add {', '.join(different)}"
-            raise InvalidInput("tensors", problem, "Give what the same model and optimiser had")
-
     def load(self, given: Mapping[str, Tensor], devices: int) -> None:
         """Take the tensors that `tensors` of the same layer gave, in whatever memory layout they come."""
-        expected = self.rows()
-        self.check_names(given)
+        expected = self.tensors()
+        if given.keys() != expected.keys():
+            names = ", ".join(sorted(given.keys() ^ expected.keys()))
+            raise InvalidInput("tensors", f"lack or add {names}", "Give what the same model and optimiser had")
         for name, tensor in given.items():
-            shape = tuple(expected[name].shape)
+            shape = tuple(expected[name].shape[1:])
             if tuple(tensor.shape) not in ((1, *shape), (devices, *shape)):
                 problem = f"has the shape {tuple(tensor.shape)}"
                 raise InvalidInput(f"tensors[{name!r}]", problem, f"Give 1 or {devices} rows of shape {shape}")
