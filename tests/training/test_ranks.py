@@ -127,18 +127,27 @@ def kept_twice(ranks: Ranks, folder: Path, spoil: str) -> str:
     state = engine.snapshot()
     if ranks.rank == ranks.size - 1 and spoil == "weights":
         next(iter(state.tensors[0].values()))[0] = torch.nan
-    place = folder / "checkpoint.json" if ranks.rank == ranks.size - 1 and spoil == "disk" else folder
+    elsewhere = {"disk": folder / "checkpoint.json", "machine": folder.with_name("elsewhere")}
+    place = elsewhere.get(spoil, folder) if ranks.rank == ranks.size - 1 else folder
     with pytest.raises((NotWritten, TrainingDiverged)) as caught:
         save_checkpoint(place, state, extra={"which": 2}, identity={}, ranks=ranks)
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("spoil", "says"), [("weights", "not finite"), ("disk", "the checkpoint cannot be written")])
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        ("weights", "has weights that are not finite"),
+        ("disk", "the checkpoint cannot be written"),
+        ("machine", "-rank1.safetensors to another disk than the first one's. Give a folder that all machines see"),
+    ],
+)
 def test_what_one_rank_cannot_write_none_does_and_the_older_checkpoint_stays(tmp_path, spoil, says):
-    messages = in_threads(2, kept_twice, tmp_path, spoil)
+    folder = tmp_path / "kept"
+    messages = in_threads(2, kept_twice, folder, spoil)
     assert all(says in message for message in messages)
-    assert load_checkpoint(tmp_path, identity={}).extra == {"which": 1}
-    assert len([*tmp_path.iterdir()]) == 3
+    assert load_checkpoint(folder, identity={}).extra == {"which": 1}
+    assert len([*folder.iterdir()]) == 3
 
 
 def test_a_snapshot_of_other_devices_is_refused(tmp_path):

@@ -123,7 +123,7 @@ def _agreed(ranks: Ranks, folder: Path) -> Iterator[None]:
     failure: NotWritten | TrainingDiverged | None = None
     try:
         yield
-    except TrainingDiverged as error:
+    except (NotWritten, TrainingDiverged) as error:
         failure = error
     except OSError as error:
         kept_one = "; the older checkpoint is still there" if has_checkpoint(folder) else ""
