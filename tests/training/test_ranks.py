@@ -1,18 +1,20 @@
 """However many ranks train together: the weights, losses, estimates and checkpoints are those of one process."""
 
 import json
+import secrets
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import HashStore
 
 from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverged
 from adaptsfl.models import split
 from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan, load_checkpoint, save_checkpoint
-from adaptsfl.training.ranks import ALONE, Ranks, assigned, joined, launched
-from ranks import in_threads, on_ranks
+from adaptsfl.training.ranks import ALONE, Ranks, _this_start, assigned, joined, launched
+from ranks import free_port, in_threads, on_ranks
 from training.cases import largest_difference, make_batches
 from training.ranked import EVERYBODY, SIZES, Case, engine_of, gone_on, measured, mine, stopped, trained
 from training.test_engine import ByShape
@@ -195,11 +197,49 @@ def test_without_a_launcher_there_is_one_rank(monkeypatch):
     assert ALONE.from_first("a") == "a"
 
 
-def test_a_timeout_that_is_no_number_is_explained(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "ADAPTSFL_RANK_TIMEOUT_S": "1m"}.items():
+def launch(monkeypatch, **changes: str) -> None:
+    """Make this process believe that it is the first of two ranks."""
+    named = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **changes}
+    for name, value in named.items():
         monkeypatch.setenv(name, value)
+
+
+def test_a_timeout_that_is_no_number_is_explained(monkeypatch):
+    launch(monkeypatch, ADAPTSFL_RANK_TIMEOUT_S="1m")
     with pytest.raises(InvalidInput, match="ADAPTSFL_RANK_TIMEOUT_S: is '1m'"), joined():
         pass
+
+
+def test_ranks_that_do_not_come_are_explained(monkeypatch):
+    launch(monkeypatch, ADAPTSFL_RANK_TIMEOUT_S="1")
+    message = r"rank 0: cannot meet the others at 127.0.0.1:\d+ \(.*1/2 clients joined"
+    with pytest.raises(RankFailed, match=message), joined():
+        pass
+
+
+def test_one_gpu_for_several_ranks_is_refused(monkeypatch):
+    launch(monkeypatch)
+    with pytest.raises(InvalidInput, match=r"training.device: is 'cuda:1', but there are several ranks\. Give cuda"):
+        joined("cuda:1").__enter__()
+
+
+def started(ranks: Ranks, store: HashStore) -> str:
+    """Return what the first rank left where all that start together meet."""
+    place = _this_start(store, ranks.rank, ranks.size, 120)
+    if ranks.first:
+        place.set("said", secrets.token_hex(4))
+    return place.get("said").decode()
+
+
+def test_whoever_starts_again_does_not_find_what_the_dead_left():
+    """As after torchrun's restarts: also where somebody died while the others were still looking for each other."""
+    store = HashStore()
+    found = [in_threads(3, started, store)]
+    store.add("tickets", 1)  # died before anybody told it where to meet
+    found.append(in_threads(3, started, store))
+    found.append(in_threads(2, started, store))  # a machine less
+    assert [len(set(said)) for said in found] == [1, 1, 1]
+    assert len({said[0] for said in found}) == 3
 
 
 def test_pooled_statistics_over_ranks_need_batch_norm_modules():

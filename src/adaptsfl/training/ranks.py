@@ -132,12 +132,18 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
     """Meet the other ranks of the job and part from them at the end; alone if nobody launched several.
 
     Whoever does not answer for ADAPTSFL_RANK_TIMEOUT_S seconds (600 by default) is taken for gone.
+
+    Args:
+        device: where ranks compute. With cuda, tensors there are exchanged by NCCL, all others by gloo.
     """
     if not launched():
         yield ALONE
         return
     timeout = timedelta(seconds=_timeout_s())
-    on_cuda = device.startswith("cuda")
+    if device.startswith("cuda:"):
+        remedy = "Give cuda: every rank takes the GPU of its number on its machine"
+        raise InvalidInput("training.device", f"is {device!r}, but there are several ranks", remedy)
+    on_cuda = device == "cuda" and torch.cuda.is_available()
     if on_cuda:  # "cuda" is from here on the one of this rank
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count()))
     try:
