@@ -44,7 +44,7 @@ def alone(folder: Path) -> dict[str, str]:
 
 
 class Killer(Fixed):
-    """Kills the second rank, wherever it runs, in the fourth block: once in the folder that KILL names."""
+    """Kills the rank that KILL_RANK names, wherever it runs, in the fourth block: once in the folder KILL."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -56,5 +56,5 @@ class Killer(Fixed):
             done = Path(os.environ["KILL"]) / "done"
             if not done.exists():
                 done.touch()
-                os.kill(int((done.parent / "rank1").read_text()), signal.SIGKILL)
+                os.kill(int((done.parent / f"rank{os.environ['KILL_RANK']}").read_text()), signal.SIGKILL)
         return super().decide(seen)

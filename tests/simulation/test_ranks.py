@@ -107,7 +107,7 @@ def test_ranks_that_do_not_see_one_folder_say_so(tmp_path):
         in_threads(2, elsewhere, tmp_path)
 
 
-def torchrun(folder: Path, *ways: list[str], kill: bool = False) -> tuple[list[int | None], str]:
+def torchrun(folder: Path, *ways: list[str], kill: int | None = None) -> tuple[list[int | None], str]:
     """Run the recipe over two ranks, by one torchrun for each way; return how they ended and what they said.
 
     Where a rank is killed, its process number is found in the folder.
@@ -119,7 +119,7 @@ def torchrun(folder: Path, *ways: list[str], kill: bool = False) -> tuple[list[i
     with said.open("w") as file:
         for way in ways:
             command = [sys.executable, "-m", "torch.distributed.run", *way, *call]
-            environment = {**surroundings(), **({"KILL": str(folder)} if kill else {})}
+            environment = {**surroundings(), **({} if kill is None else {"KILL": str(folder), "KILL_RANK": str(kill)})}
             agents.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True))
         try:
             for agent in agents:
@@ -156,13 +156,13 @@ def undisturbed(tmp_path_factory):
     return outcome(folder)
 
 
-@pytest.mark.parametrize("machines", [1, 2])
-def test_a_killed_rank_is_started_again_and_nothing_is_lost(tmp_path, undisturbed, machines):
+@pytest.mark.parametrize(("machines", "killed"), [(1, 0), (2, 1)])
+def test_a_killed_rank_is_started_again_and_nothing_is_lost(tmp_path, undisturbed, machines, killed):
     """Also where its machine, here a second torchrun, is another than the first rank's, which was well and restarts."""
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test"]
     one_of_two = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", *meeting]
     ways = [one_machine(1)] if machines == 1 else [one_of_two] * 2
-    ended, said = torchrun(tmp_path / "run", *ways, kill=True)
+    ended, said = torchrun(tmp_path / "run", *ways, kill=killed)
     assert ended == [0] * machines, said
     assert (tmp_path / "run" / "done").exists()
     record, weights = outcome(tmp_path / "run")
@@ -171,7 +171,7 @@ def test_a_killed_rank_is_started_again_and_nothing_is_lost(tmp_path, undisturbe
 
 
 def test_without_restarts_the_job_ends_and_one_process_goes_on(tmp_path, undisturbed):
-    ended, said = torchrun(tmp_path / "run", one_machine(0), kill=True)
+    ended, said = torchrun(tmp_path / "run", one_machine(0), kill=1)
     assert ended == [1], said
     assert "Signal 9 (SIGKILL) received" in said or "another rank is gone" in said
     folder = tmp_path / "run"

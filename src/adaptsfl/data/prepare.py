@@ -101,6 +101,7 @@ def _share_out(config: DataConfig, devices: int, batch_size: int, mine: Sequence
     parts = make_partition(config.partition, labels.numpy(), devices, batch_size=batch_size)
     if len(mine) < devices:
         dataset = replace(dataset, train=dataset.train.only([parts[k] for k in mine]))
+        labels = labels.clone()  # else they would hold on to the file that all samples are mapped from
     return dataset, parts, labels
 
 
