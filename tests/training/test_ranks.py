@@ -41,8 +41,8 @@ ON_PROCESSES = 3
 MEASURED = [Case("batch", "pooled"), Case("none", present=((0, 2, 3),))]
 KEPT = Case("batch", optimizer="adam", rule="keep", present=((0, 1, 2, 3, 4), (1, 2, 4)))
 
-WAYS = [(2, in_threads), (3, in_threads), (2, on_ranks), (3, on_ranks)]
-NAMES = ["two threads", "three threads", "two processes", "three processes"]
+WAYS = [(2, in_threads), (3, in_threads), (1, on_ranks), (2, on_ranks), (3, on_ranks)]
+NAMES = ["two threads", "three threads", "one process", "two processes", "three processes"]
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=NAMES)
@@ -170,6 +170,7 @@ def test_devices_are_shared_out_by_their_work():
 
 
 def one_sums_alone(ranks: Ranks) -> str:
+    ranks.totals([1.0])  # all are there
     if ranks.rank == 1:
         return "left"
     try:

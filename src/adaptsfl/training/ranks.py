@@ -153,9 +153,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
         dist.init_process_group(backend, store=started, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '?')}"
-        raise RankFailed(
-            f"rank {os.environ['RANK']}: cannot meet the others at {place} ({first_line(error)})."
-        ) from error
+        raise RankFailed(f"rank {os.environ['RANK']}: cannot meet the others at {place} ({_reason(error)}).") from error
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
     finally:
@@ -196,9 +194,9 @@ def _timeout_s() -> float:
         raise InvalidInput(TIMEOUT_VARIABLE, f"is {text!r}", "Give seconds, for example 600") from None
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """Return what gloo says happened, without the place in its source and its advice."""
-    return re.sub(r"^\[[^]]*\] ", "", first_line(error)).split(". ")[0]
+    return re.sub(r"\[/[^]]*\] ", "", first_line(error)).split(". ")[0]
 
 
 def _wire(tensor: Tensor) -> Tensor:
