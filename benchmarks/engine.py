@@ -44,6 +44,7 @@ from adaptsfl.config import AdaptConfig
 from adaptsfl.models import SplitModel, build, split
 from adaptsfl.training import Batch, Engine, OptimizerSettings, Reference, TrainingPlan
 from adaptsfl.training.estimate import measure_drift
+from adaptsfl.training.stack import merge
 
 BATCH_SIZE, LEARNING_RATE = 16, 0.01
 MEASURE_EVERY = AdaptConfig().measure_every
@@ -185,7 +186,7 @@ def averaging_s(model: SplitModel, deepest: int, devices: int) -> float:
             layer.spread(devices)
         started = time.process_time()
         for layer in engine.layers[:deepest]:
-            layer.merge(engine.weights, "average")
+            merge([layer], engine.weights, "average")
             layer.spread(devices)
         times.append(time.process_time() - started)
     return min(times)

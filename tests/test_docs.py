@@ -115,7 +115,7 @@ def without_solve_time(text: str) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("guide", ["models", "training", "policies", "simulation"])
+@pytest.mark.parametrize("guide", ["models", "training", "policies", "simulation", "scale"])
 def test_guides_print_what_they_say(guide, tmp_path, monkeypatch):
     """All Python blocks of a page run one after the other; blocks without a language are what they print."""
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from adaptsfl import __version__, planner
 from adaptsfl.config import ModelConfig, load_fleet, load_recipe
-from adaptsfl.errors import InfeasiblePlan, InvalidInput, Stopped, message_of
+from adaptsfl.errors import InfeasiblePlan, InvalidInput, RankFailed, Stopped, message_of
 from adaptsfl.loading import load_problem, model_costs
 from adaptsfl.report import cut_report, plan_report
 from adaptsfl.report.figures import write_figures
@@ -163,26 +163,34 @@ def simulate(
         from adaptsfl.report.side_progress import SideProgress  # noqa: PLC0415
         from adaptsfl.simulation.experiment import Experiment, Job  # noqa: PLC0415
         from adaptsfl.simulation.side_by_side import execute_side_by_side  # noqa: PLC0415
+        from adaptsfl.training.ranks import joined, launched  # noqa: PLC0415
 
         content = load_recipe(recipe, override or ())
         folder = out or Path("runs") / _folder_name(content.name or recipe.stem)
         names = [name.strip() for name in policies.split(",")] if policies is not None else []
-        experiment = Experiment(content, folder, policies=names, seeds=seeds)
+        if jobs > 1 and launched():
+            raise InvalidInput("--jobs", f"is {jobs}, but ranks train every run together", "Leave out one of both")
         console = Console(stderr=True, emoji=False)
         failures: list[tuple[Job, Exception]]
         try:
             if jobs == 1:
-                progress = Progress(console, experiment.jobs, quiet=quiet)
-                with progress.watching() as watcher:
-                    runs = experiment.execute(watcher)
+                with joined(content.training.device) as ranks:
+                    experiment = Experiment(content, folder, policies=names, seeds=seeds, ranks=ranks)
+                    progress = Progress(console, experiment.jobs, quiet=quiet or not ranks.first)
+                    with progress.watching() as watcher:
+                        runs = experiment.execute(watcher)
                 failures = progress.failures
+                if not ranks.first:
+                    return
             else:
+                experiment = Experiment(content, folder, policies=names, seeds=seeds)
                 beside = SideProgress(console, [experiment], quiet=quiet)
                 with beside.watching() as side_watcher:
                     (runs,) = execute_side_by_side([experiment], jobs, side_watcher)
                 failures = [(task.job, error) for task, error in beside.failures]
         except KeyboardInterrupt:
-            _say(f"stopped. What was done is in {folder}; the same command goes on from there.")
+            if _speaks():
+                _say(f"stopped. What was done is in {folder}; the same command goes on from there.")
             raise typer.Exit(130) from None
         for job, error in failures:
             _complain(f"{folder / job.folder_name}: {message_of(error)}")
@@ -558,8 +566,14 @@ def _explaining(file: Path | None = None) -> Iterator[None]:
     except Exception as error:
         message = message_of(error)
         named = file is None or str(file) in message or not isinstance(error, InvalidInput) or error.source
-        _complain(message if named else f"{file}: {message}")
+        if _speaks() or isinstance(error, RankFailed):
+            _complain(message if named else f"{file}: {message}")
         raise typer.Exit(1) from None
+
+
+def _speaks() -> bool:
+    """Whether this process says what all of a machine would say: the first of those that torchrun started there."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _say(message: str) -> None:

@@ -7,6 +7,7 @@ AdaptSFLError
 ├── TrainingDiverged  the loss is no number any more, or far above where it began
 ├── NotWritten        a file that could not be written: a full disk, no permission
 ├── RunFailed         a run failed in a process of its own; says what went wrong there
+├── RankFailed        one of the processes that train together is gone, or cannot go on with the others
 ├── BadMessage        another party sent what the protocol does not allow
 ├── Refused           another party will not have us
 └── Stopped           a person has ended it: Ctrl-C, or SIGTERM
@@ -86,6 +87,10 @@ class RunFailed(AdaptSFLError):
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
         super().__init__(message)
+
+
+class RankFailed(AdaptSFLError):
+    """One of the processes that train one model together is gone, or cannot go on: the whole job ends."""
 
 
 @contextmanager

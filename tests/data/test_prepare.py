@@ -90,6 +90,44 @@ def test_devices_bring_parquet_files_of_their_own(small_cifar, tmp_path, write_p
     assert ready.weights == pytest.approx([4 / 15, 5 / 15, 6 / 15])
 
 
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_some_devices_alone_get_the_same_mini_batches_from_their_own_samples(kind) -> None:
+    config = DataConfig(partition=PartitionConfig(kind=kind), weights="size", seed=3)
+    whole = prepare(config, devices=5, batch_size=4)
+    some = prepare(config, devices=5, batch_size=4, mine=[3, 1])
+    assert len(some.dataset.train) == len(whole.parts[3]) + len(whole.parts[1]) < len(whole.dataset.train)
+    assert some.dataset.train.inputs.untyped_storage().nbytes() == some.dataset.train.inputs.nbytes  # not a view of all
+    for round_ in (0, 7, 200):
+        found, expected = some.batches.at(round_), whole.batches.at(round_, [3, 1])
+        assert found.inputs.equal(expected.inputs)
+        assert found.labels.equal(expected.labels)
+    assert some.labels.equal(whole.dataset.train.labels)
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(some.parts, whole.parts, strict=True))
+    assert some.weights.tolist() == whole.weights.tolist()
+    assert len(prepare(config, devices=5, batch_size=4, mine=[]).dataset.train) == 1
+
+
+def test_of_other_devices_files_only_labels_are_read(small_cifar, image_folder, tmp_path, write_parquet) -> None:
+    """Those of the others hold images that nobody can decode."""
+    good = write_parquet(tmp_path / "good.parquet", random_images(6), [0, 1, 2, 3, 4, 5])
+    broken = write_parquet(tmp_path / "broken.parquet", [b"nothing"] * 5, [1, 1, 2, 2, 3])
+    partition = PartitionConfig(kind="files", files=[str(broken), str(good)])
+    config = DataConfig(name="cifar10", path=str(small_cifar), partition=partition)
+    ready = prepare(config, devices=2, batch_size=4, mine=[1])
+    assert ready.labels.tolist() == [1, 1, 2, 2, 3, 0, 1, 2, 3, 4, 5]
+    assert [part.tolist() for part in ready.parts] == [[*range(5)], [*range(5, 11)]]
+    assert len(ready.dataset.train) == 6
+    with pytest.raises(InvalidInput, match=r"files\[0\]: .*the image in row 0 cannot be decoded"):
+        prepare(config, devices=2, batch_size=4)
+    for device, name in (("a", "cat"), ("b", "dog")):
+        shutil.copytree(image_folder / "train" / name, tmp_path / device / name)
+    for image in (tmp_path / "a" / "cat").iterdir():
+        image.write_bytes(b"nothing")
+    folders = prepare(shared(image_folder, tmp_path / "a", tmp_path / "b"), devices=2, batch_size=4, mine=[1])
+    assert [folders.labels[part].unique().tolist() for part in folders.parts] == [[0], [1]]
+    assert folders.dataset.train.labels.unique().tolist() == [1]
+
+
 def test_bad_files_of_devices(image_folder, tmp_path, write_parquet) -> None:
     train = image_folder / "train"
     (tmp_path / "numbers.txt").write_text("1\n2\n")

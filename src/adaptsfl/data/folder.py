@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from adaptsfl.data.cache import Decoded, cached
 from adaptsfl.data.images import decode_images
@@ -15,6 +16,24 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".
 
 def read_class_folders(folder: Path, cache: Path, classes: Sequence[str] | None = None) -> Decoded:
     """Decode `folder`/<class>/*; labels follow `classes`, or the alphabet where none are given."""
+    names, files = _labelled_files(folder, classes)
+    paths = [path for path, _ in files]
+
+    def decode() -> Decoded:
+        inputs = decode_images(paths, len(paths), lambda k: str(paths[k]))
+        return Samples(inputs, torch.tensor([label for _, label in files])), names
+
+    return cached(cache, folder, paths, decode, reading="/".join(names))  # no name of a folder holds a slash
+
+
+def read_class_labels(folder: Path, classes: Sequence[str]) -> Tensor:
+    """Return the labels that `read_class_folders` gives, without reading any image."""
+    _, files = _labelled_files(folder, classes)
+    return torch.tensor([label for _, label in files])
+
+
+def _labelled_files(folder: Path, classes: Sequence[str] | None) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
+    """Return the names of the classes, and all images with their labels."""
     if not folder.is_dir():
         raise InvalidInput("data.path", f"{folder} is not a folder", "Give a folder with one folder per class")
     present = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -28,13 +47,7 @@ def read_class_folders(folder: Path, cache: Path, classes: Sequence[str] | None 
     if not files:
         ending = ", ".join(sorted(SUFFIXES))
         raise InvalidInput("data.path", f"{folder} has no images", f"Put them in <class>/ folders, as {ending}")
-    paths = [path for path, _ in files]
-
-    def decode() -> Decoded:
-        inputs = decode_images(paths, len(paths), lambda k: str(paths[k]))
-        return Samples(inputs, torch.tensor([label for _, label in files])), names
-
-    return cached(cache, folder, paths, decode, reading="/".join(names))  # no name of a folder holds a slash
+    return names, files
 
 
 def _images_in(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
 from adaptsfl.data.cache import Decoded
 from adaptsfl.data.images import decode_images
@@ -19,31 +20,48 @@ IMAGE_COLUMNS = ("img", "image")
 
 def read_parquet(files: Sequence[Path], label: str) -> Decoded:
     """Decode all rows of the files, in order; `label` names the column with the labels."""
-    tables = []
-    for file in files:
-        try:
-            image = _check_schema(pq.read_schema(file), label, str(file))
-            tables.append(pq.read_table(file, columns=[image, label]))
-        except (pa.ArrowException, OSError) as error:
-            problem = f"{file} cannot be read as parquet: {first_line(error)}"
-            raise InvalidInput("data.path", problem, "Get the file again") from error
-    return decode_table(pa.concat_tables(tables), label, " + ".join(map(str, files)))
+    table = pa.concat_tables([_read_table(file, label, images=True) for file in files])
+    return decode_table(table, label, " + ".join(map(str, files)))
+
+
+def read_parquet_labels(file: Path, label: str) -> Tensor:
+    """Return the labels of a file, without reading its images."""
+    return _labels(_read_table(file, label, images=False), label, str(file))
+
+
+def _read_table(file: Path, label: str, *, images: bool) -> Any:
+    """Return the columns that are asked for, of a file that holds both."""
+    try:
+        image = _check_schema(pq.read_schema(file), label, str(file))
+        return pq.read_table(file, columns=[image, label] if images else [label])
+    except (pa.ArrowException, OSError) as error:
+        problem = f"{file} cannot be read as parquet: {first_line(error)}"
+        raise InvalidInput("data.path", problem, "Get the file again") from error
 
 
 def decode_table(table: Any, label: str, source: str) -> Decoded:
     """Decode the images of an Arrow table: a column img or image (struct with `bytes`), a column of integer labels."""
     image = _check_schema(table.schema, label, source)
+    labels = _labels(table, label, source)
+    encoded = table.column(image).combine_chunks().field("bytes")
+    _check_whole(encoded, f"{image}.bytes", source)
+    inputs = decode_images(encoded.to_pylist(), table.num_rows, lambda k: f"{source}: the image in row {k}")
+    return Samples(inputs, labels), _class_names(table.schema, label, int(labels.max()) + 1)
+
+
+def _labels(table: Any, label: str, source: str) -> Tensor:
     if table.num_rows == 0:
         raise InvalidInput("data.path", f"{source} has no rows", "Get the file again")
-    encoded = table.column(image).combine_chunks().field("bytes")
-    for column, values in ((f"{image}.bytes", encoded), (label, table.column(label))):
-        if values.null_count:
-            row = values.is_null().to_pylist().index(True)
-            problem = f"{source}: row {row} has no {column}"
-            raise InvalidInput("data.path", problem, "Give a file that holds every image and label itself")
-    inputs = decode_images(encoded.to_pylist(), table.num_rows, lambda k: f"{source}: the image in row {k}")
-    labels = torch.from_numpy(table.column(label).to_numpy().astype("int64"))
-    return Samples(inputs, labels), _class_names(table.schema, label, int(labels.max()) + 1)
+    _check_whole(table.column(label), label, source)
+    return torch.from_numpy(table.column(label).to_numpy().astype("int64"))
+
+
+def _check_whole(values: Any, column: str, source: str) -> None:
+    """Refuse a column with gaps."""
+    if values.null_count:
+        row = values.is_null().to_pylist().index(True)
+        problem = f"{source}: row {row} has no {column}"
+        raise InvalidInput("data.path", problem, "Give a file that holds every image and label itself")
 
 
 def _check_schema(schema: Any, label: str, source: str) -> str:

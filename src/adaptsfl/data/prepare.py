@@ -1,11 +1,13 @@
 """From the `[data]` of a recipe to mini-batches, with every check that can be made before training starts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from adaptsfl import checks
 from adaptsfl.checks import FloatArray
@@ -13,8 +15,9 @@ from adaptsfl.config import DataConfig
 from adaptsfl.data.batches import DeviceBatches
 from adaptsfl.data.cache import Decoded, cache_folder
 from adaptsfl.data.datasets import load_dataset
-from adaptsfl.data.folder import read_class_folders
+from adaptsfl.data.folder import read_class_folders, read_class_labels
 from adaptsfl.data.hub import HUB, read_cached_parquet
+from adaptsfl.data.parquet import read_parquet_labels
 from adaptsfl.data.partition import FIELD, Parts, averaging_weights, check_parts, make_partition
 from adaptsfl.data.samples import Dataset, Samples
 from adaptsfl.errors import InvalidInput
@@ -22,12 +25,23 @@ from adaptsfl.errors import InvalidInput
 
 @dataclass(frozen=True, eq=False)
 class PreparedData:
-    """Everything that training needs to know about its data."""
+    """Everything that training needs to know about its data.
+
+    Attributes:
+        dataset: its training samples are those of the devices `mine` only.
+        parts: which of all training samples each device holds.
+        weights: of the devices in every average.
+        batches: those of the devices `mine`, in that order.
+        mine: the devices whose training samples are in memory here.
+        labels: of all training samples, whoever holds them.
+    """
 
     dataset: Dataset
-    parts: Parts  # which training samples each device holds
-    weights: FloatArray  # of the devices in every average
+    parts: Parts
+    weights: FloatArray
     batches: DeviceBatches
+    mine: tuple[int, ...]
+    labels: Tensor
 
 
 def prepare(
@@ -37,23 +51,30 @@ def prepare(
     batch_size: int,
     classes: int | None = None,
     device: torch.device | str = "cpu",
+    mine: Sequence[int] | None = None,
 ) -> PreparedData:
-    """Load the dataset, share it out and check it: against mini-batches, and against the model's number of classes."""
+    """Load the dataset, share it out and check it: against mini-batches, and against the model's number of classes.
+
+    Where only the mini-batches of the devices `mine` are wanted, only their training samples stay in memory. Of samples
+    that other devices bring as files of their own, nothing but the labels is read.
+    """
     checks.whole_number("training.batch_size", batch_size)
-    dataset, parts = share_out(config, devices, batch_size=batch_size)
+    held = tuple(range(devices) if mine is None else mine)
+    dataset, parts, labels = _share_out(config, devices, batch_size, held)
     if classes is not None:
         dataset.check_classes(classes)
     check_parts(parts, batch_size)
     batches = DeviceBatches(
         dataset.train,
-        parts,
+        parts if len(held) == devices else _behind_each_other([len(parts[k]) for k in held]),
         batch_size,
         seed=config.seed,
         normalisation=dataset.normalisation,
         augmentation=config.augmentation,
+        streams=held,
         device=device,
     )
-    return PreparedData(dataset, parts, averaging_weights(parts, config.weights), batches)
+    return PreparedData(dataset, parts, averaging_weights(parts, config.weights), batches, held, labels)
 
 
 def share_out(config: DataConfig, devices: int, *, batch_size: int = 1) -> tuple[Dataset, Parts]:
@@ -61,13 +82,27 @@ def share_out(config: DataConfig, devices: int, *, batch_size: int = 1) -> tuple
 
     Where every device brings a folder or a parquet file of its own, these together are the training samples.
     """
+    dataset, parts, _ = _share_out(config, devices, batch_size, range(devices))
+    return dataset, parts
+
+
+def _share_out(config: DataConfig, devices: int, batch_size: int, mine: Sequence[int]) -> tuple[Dataset, Parts, Tensor]:
+    """Return the dataset with the training samples of `mine`, one device after the other, and all parts and labels.
+
+    With all devices, samples are in the order of the dataset.
+    """
     dataset = load_dataset(config)
     if config.partition.kind == "files":
         files = [Path(file) for file in config.partition.files or ()]
         _check_files(files, devices)
         if any(_holds_samples(file) for file in files):
-            return _together(config, dataset, files)
-    return dataset, make_partition(config.partition, dataset.train.labels.numpy(), devices, batch_size=batch_size)
+            return _together(config, dataset, files, mine)
+    labels = dataset.train.labels
+    parts = make_partition(config.partition, labels.numpy(), devices, batch_size=batch_size)
+    if len(mine) < devices:
+        dataset = replace(dataset, train=dataset.train.only([parts[k] for k in mine]))
+        labels = labels.clone()  # else they would hold on to the file that all samples are mapped from
+    return dataset, parts, labels
 
 
 def _check_files(files: list[Path], devices: int) -> None:
@@ -90,13 +125,19 @@ def _holds_samples(file: Path) -> bool:
     return file.is_dir() or file.suffix == ".parquet"
 
 
-def _together(config: DataConfig, dataset: Dataset, files: list[Path]) -> tuple[Dataset, Parts]:
-    """Return the dataset with the devices' own samples to train on, one device after the other."""
+def _together(
+    config: DataConfig, dataset: Dataset, files: list[Path], mine: Sequence[int]
+) -> tuple[Dataset, Parts, Tensor]:
+    """Return the dataset with the samples that `mine` bring to train on, and the parts and labels of all devices."""
     cache = cache_folder(config.cache)
     label = HUB[config.name].label if config.name in HUB else "label"
     read: list[Samples] = []
+    labels: list[Tensor] = []
     for k, file in enumerate(files):
         try:
+            if k not in mine:
+                labels.append(_read_labels(file, label, dataset.classes))
+                continue
             samples, _ = _read(file, label, dataset.classes, cache)
         except InvalidInput as error:
             raise InvalidInput(f"{FIELD}.files[{k}]", error.problem, error.remedy) from error
@@ -110,13 +151,24 @@ def _together(config: DataConfig, dataset: Dataset, files: list[Path]) -> tuple[
             )
             raise InvalidInput(f"{FIELD}.files[{k}]", problem, remedy)
         read.append(samples)
-    train = Samples(torch.cat([part.inputs for part in read]), torch.cat([part.labels for part in read]))
-    bounds = np.cumsum([0, *map(len, read)])
-    parts = tuple(np.arange(low, high) for low, high in pairwise(bounds))
-    return replace(dataset, train=train), parts
+        labels.append(samples.labels)
+    if read:
+        train = Samples(torch.cat([part.inputs for part in read]), torch.cat([part.labels for part in read]))
+    else:
+        train = dataset.train.only([])
+    return replace(dataset, train=train), _behind_each_other([len(part) for part in labels]), torch.cat(labels)
+
+
+def _behind_each_other(sizes: Sequence[int]) -> Parts:
+    """Return the parts of devices whose samples lie one device after the other."""
+    return tuple(np.arange(low, high) for low, high in pairwise(np.cumsum([0, *sizes])))
 
 
 def _read(file: Path, label: str, classes: tuple[str, ...], cache: Path) -> Decoded:
     if file.is_dir():
         return read_class_folders(file, cache, classes)
     return read_cached_parquet([file], label, cache)
+
+
+def _read_labels(file: Path, label: str, classes: tuple[str, ...]) -> Tensor:
+    return read_class_labels(file, classes) if file.is_dir() else read_parquet_labels(file, label)

@@ -1,11 +1,14 @@
 """Labelled samples in memory, and how they are scaled on their way into a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from adaptsfl import checks
+from adaptsfl.checks import IntArray
 from adaptsfl.errors import InvalidInput
 
 INPUT_DTYPES = (torch.uint8, torch.float32, torch.int64)
@@ -36,6 +39,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def only(self, parts: Sequence[IntArray]) -> "Samples":
+        """Return a copy of the samples of these parts, in their order; of none, the first one, for its shape."""
+        rows = torch.from_numpy(np.concatenate(parts)) if parts else torch.tensor([0])
+        return Samples(self.inputs[rows], self.labels[rows])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from,
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import RATES, Fleet
 from adaptsfl.loading import inside
-from adaptsfl.simulation.trajectory import Learned, Measurement
+from adaptsfl.simulation.learner import Learned, Measurement
 from adaptsfl.training.calibration import FIRST_INTERVAL, Calibration
 from adaptsfl.training.estimate import CONSTANTS_COST, DRIFT_COST, MovingConstants
 

@@ -29,19 +29,29 @@ import torch
 import adaptsfl
 from adaptsfl import checks
 from adaptsfl.config import FleetConfig, Recipe, RunConfig, parse
-from adaptsfl.errors import AdaptSFLError, InvalidInput, NotWritten, TrainingDiverged, first_line
+from adaptsfl.errors import (
+    AdaptSFLError,
+    InvalidInput,
+    NotWritten,
+    RankFailed,
+    TrainingDiverged,
+    first_line,
+    message_of,
+)
 from adaptsfl.files import about_tensors, replace_file, write_tensors
 from adaptsfl.fleet import noise_from, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
 from adaptsfl.loading import inside
-from adaptsfl.policies import Policy, make_policy
+from adaptsfl.policies import Policy, Trainer, make_policy
 from adaptsfl.simulation.faults import faults_from
 from adaptsfl.simulation.folder import RECORD, RUN, Run, append_block, read_run, write_run
+from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.record import Block, plain
 from adaptsfl.simulation.run import Simulation
 from adaptsfl.simulation.trajectory import Store, Trajectory
 from adaptsfl.simulation.world import World, check_run, make_world
 from adaptsfl.training.checkpoint import remove_checkpoint
+from adaptsfl.training.ranks import ALONE, Ranks
 
 RECIPE, MODEL, TRAJECTORIES = "recipe.json", "model.safetensors", "trajectories"
 
@@ -59,6 +69,16 @@ class Job:
         """What its folder is called."""
         name = "-".join(part for part in (self.policy, self.fleet, f"seed{self.seed}") if part)
         return re.sub(r"[^\w.+@-]", "-", name.replace(":", ".")).lstrip(".")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the first rank tells the others about a run: `identity` is that of all that decides what is learned."""
+
+    job: Job
+    trainer: Trainer
+    divergence: bool
+    identity: str
 
 
 def give_up(job: Job, error: Exception) -> None:
@@ -93,6 +113,8 @@ class Experiment:
         seeds: how many, from the recipe's own seed on.
         trajectories: where what was learned is kept; several experiments may share it. By default in `folder`.
         keep_models: whether to write trained models. Without them, a run whose every step was looked up trains nothing.
+        ranks: the processes that train every run together. All of them make the same experiment and execute it; the
+            first decides, writes and tells the watcher.
     """
 
     def __init__(
@@ -104,10 +126,11 @@ class Experiment:
         seeds: int = 1,
         trajectories: Path | None = None,
         keep_models: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
         run = recipe.run or RunConfig()
         self.recipe = recipe.model_copy(update={"run": run})
-        self.folder, self.keep_models = folder, keep_models
+        self.folder, self.keep_models, self.ranks = folder, keep_models, ranks
         self.trajectories = folder / TRAJECTORIES if trajectories is None else trajectories
         checks.whole_number("seeds", seeds)
         names = list(policies) or run.policies
@@ -137,11 +160,45 @@ class Experiment:
         return {**self.__dict__, "_worlds": {}, "_stores": {}}
 
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
-        """Do every run that is not done yet; return all that there are, in order."""
+        """Do every run that is not done yet; return all that there are, in order, but none on ranks after the first.
+
+        A rank that is gone ends it for all of them: the next call goes on.
+        """
+        if not self.ranks.first:
+            self._follow()
+            return []
         watcher = watcher or Watcher()
-        self.check()
-        self.claim()
-        return [run for job in self.jobs if (run := self.attempt(job, watcher)) is not None]
+        try:
+            self.check()
+            self.claim()
+            runs = [run for job in self.jobs if (run := self.attempt(job, watcher)) is not None]
+        except RankFailed:
+            raise
+        except Exception:
+            self.ranks.from_first(None)
+            raise
+        self.ranks.from_first(None)
+        return runs
+
+    def _follow(self) -> None:
+        """Train what the first rank is asked to train, run by run, until it has done all."""
+        nothing: Order | None = None
+        while (order := self.ranks.from_first(nothing)) is not None:
+            try:
+                world = self.world(order.job)
+                identity = world.learning_identity
+            except Exception as error:
+                raise RankFailed(f"rank {self.ranks.rank}: {message_of(error)}") from error
+            if identity != order.identity:
+                problem = f"rank {self.ranks.rank}: model, data, versions or recipe are others than on the first rank"
+                raise RankFailed(f"{problem}. Give all ranks the same files and packages.")
+            if not (self.folder / RECIPE).is_file():
+                problem = (
+                    f"rank {self.ranks.rank}: {self.folder} is not the folder of the first rank, which wrote {RECIPE}"
+                )
+                raise RankFailed(f"{problem}. Give a folder by --out that all machines see.")
+            folder = self.folder / order.job.folder_name
+            Learner(world, order.trainer, divergence=order.divergence, ranks=self.ranks, folder=folder).follow()
 
     def check(self) -> None:
         """Refuse a recipe that cannot run, before it claims a folder; one that claimed its folder could run."""
@@ -152,6 +209,8 @@ class Experiment:
         """Do one run; if it fails and the watcher lets the others go on, return what there is of it."""
         try:
             run = self._run(job, self.folder / job.folder_name, watcher)
+        except RankFailed:
+            raise
         except Exception as error:
             watcher.fails(job, error)
             return self.remains(job)
@@ -218,7 +277,10 @@ class Experiment:
         key = (job.seed, job.fleet)
         if key not in self._worlds:
             alike = next((world for (seed, _), world in self._worlds.items() if seed == job.seed), None)
-            self._worlds = {key: make_world(self._recipe_for(job.fleet), job.seed, alike)}  # one at a time in memory
+            pooled = any(self.make_policy(other.policy).trainer == "centralized" for other in self.jobs)
+            recipe = self._recipe_for(job.fleet)
+            # One at a time in memory.
+            self._worlds = {key: make_world(recipe, job.seed, alike, ranks=self.ranks, pooled=pooled)}
         return self._worlds[key]
 
     def _recipe_for(self, fleet: str) -> Recipe:
@@ -258,7 +320,13 @@ class Experiment:
         with inside("faults"):
             names = [world.fleet_at(1).name(k) for k in range(world.devices)]
             faults = faults_from(world.recipe.faults, names)
+        if self.ranks.size > 1 and policy.trainer in ("turns", "relay"):
+            problem = (
+                f"{policy.title} lets devices take turns with one model, so that only one rank could work at a time"
+            )
+            raise InvalidInput("run.policies", problem, "Run it in one process")
         watcher.begins(job, world)
+        info = _about(job, world, policy)
         trajectory = Trajectory(
             world,
             policy.trainer,
@@ -266,10 +334,11 @@ class Experiment:
             folder=folder,
             divergence=policy.divergence,
             on_round=watcher.on_round,
+            ranks=self.ranks,
         )
-        info = _about(job, world, policy)
+        self.ranks.from_first(Order(job, policy.trainer, policy.divergence, world.learning_identity))
         started = time.monotonic()
-        with _writing(folder), _alone(folder):
+        with _writing(folder), trajectory, _alone(folder):
             found = self.found(job)
             if found is not None and found.whole:  # by another process, while this one waited
                 return found
@@ -286,8 +355,12 @@ class Experiment:
                 how = {"status": "done", "ended_by": simulation.ended_by, "rounds": trajectory.round}
             except KeyboardInterrupt:
                 how = {"status": "stopped"}
-                with suppress(AdaptSFLError):  # a full disk, or weights that are no numbers: stopping is what counts
-                    trajectory.save()
+                if self.ranks.size == 1:  # else the others were stopped too
+                    with suppress(AdaptSFLError):  # a full disk, or weights that are no numbers: stopping counts
+                        trajectory.save()
+                raise
+            except RankFailed:
+                how = {"status": "stopped"}
                 raise
             except Exception as error:
                 how["error"] = first_line(error)

@@ -18,9 +18,9 @@ from adaptsfl.loading import inside
 from adaptsfl.policies import Trainer
 from adaptsfl.simulation.faults import Faults, faults_from
 from adaptsfl.simulation.folder import RECORD, RUN, Run, append_block, read_run, write_run
+from adaptsfl.simulation.learner import Step
 from adaptsfl.simulation.record import Block, plain
 from adaptsfl.simulation.run import Clock, Observer, rates_seen
-from adaptsfl.simulation.trajectory import Step
 
 RETIMED_FROM = "retimed_from"
 

@@ -17,8 +17,9 @@ from adaptsfl.policies import Decision, Observation, Policy, Trainer
 from adaptsfl.simulation.beliefs import MovingFleet, beliefs_from
 from adaptsfl.simulation.clock import Elapsed, round_time, together
 from adaptsfl.simulation.faults import Faults
+from adaptsfl.simulation.learner import Learned, Step
 from adaptsfl.simulation.record import Block
-from adaptsfl.simulation.trajectory import Learned, Step, Trajectory
+from adaptsfl.simulation.trajectory import Trajectory
 from adaptsfl.simulation.world import World
 from adaptsfl.training import TrainingPlan
 from adaptsfl.training.schedule import Schedule

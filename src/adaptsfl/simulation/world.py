@@ -24,6 +24,7 @@ from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resou
 from adaptsfl.loading import Optimizer, costs_of, inside, model_costs, split_model
 from adaptsfl.models import SplitModel
 from adaptsfl.training import OptimizerSettings
+from adaptsfl.training.ranks import ALONE, Ranks, assigned
 from adaptsfl.training.settings import Batch
 
 
@@ -64,7 +65,12 @@ class World:
     @cached_property
     def epoch_rounds(self) -> int:
         """Rounds in which the device with the most samples sees all of them once."""
-        return max(self.data.batches.rounds_per_epoch(device) for device in range(self.devices))
+        return max(map(len, self.data.parts)) // self.batch_size
+
+    @property
+    def work(self) -> list[float]:
+        """How much of a round's work every device is, whatever its cut: its samples run through all layers in here."""
+        return work_of(self.devices, self.batch_size)
 
     @cached_property
     def optimizer(self) -> OptimizerSettings:
@@ -80,10 +86,15 @@ class World:
         return self.noise.measure(self.fleet_at(round_), round_ - 1)
 
     def batches(self, round_: int, present: Sequence[int] | None = None) -> list[Batch]:
-        """Return one mini-batch per present device for round 1, 2, …."""
-        batch = self.data.batches.at(round_ - 1, present)
+        """Return one mini-batch per present device for round 1, 2, …; all must be devices whose samples are here."""
+        here = range(self.devices) if present is None else present
+        batch = self.data.batches.at(round_ - 1, [self._row[device] for device in here])
         inputs, labels = (torch.split(tensor, self.batch_size) for tensor in (batch.inputs, batch.labels))
         return list(zip(inputs, labels, strict=True))
+
+    @cached_property
+    def _row(self) -> dict[int, int]:
+        return {device: row for row, device in enumerate(self.data.mine)}
 
     @cached_property
     def learning_identity(self) -> str:
@@ -92,9 +103,7 @@ class World:
         recipe["seed"], recipe["devices"] = self.seed, self.devices
         recipe["evaluation"] = [self.run.evaluate_every, self.run.test_samples]
         recipe["versions"] = [torch.__version__, adaptsfl.__version__]
-        recipe["labels"] = [
-            _fingerprint(samples.labels) for samples in (self.data.dataset.train, self.data.dataset.test)
-        ]
+        recipe["labels"] = [_fingerprint(labels) for labels in (self.data.labels, self.data.dataset.test.labels)]
         recipe["parts"] = [_fingerprint(torch.from_numpy(part)) for part in self.data.parts]
         # A factory of the user's own may give another model tomorrow, under the same name.
         recipe["weights"] = {name: _fingerprint(value) for name, value in self.model.module.state_dict().items()}
@@ -104,8 +113,8 @@ class World:
         return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
-    def evaluate(self) -> Callable[[Mapping[str, Tensor]], tuple[float, float]]:
-        """A function from a state_dict to accuracy and loss on the test samples."""
+    def evaluate(self) -> Callable[..., tuple[float, float]]:
+        """A function from a state_dict to accuracy and loss on the test samples, of which every rank takes a part."""
         net = deepcopy(self.model.module).to(self.recipe.training.device).eval()
         test, wanted = self.data.dataset.test, self.run.test_samples
         if wanted is not None and wanted < len(test):  # the same ones in every run
@@ -113,18 +122,23 @@ class World:
             test = Samples(test.inputs[picked], test.labels[picked])
 
         @torch.inference_mode()
-        def measure(state: Mapping[str, Tensor]) -> tuple[float, float]:
+        def measure(state: Mapping[str, Tensor], ranks: Ranks = ALONE) -> tuple[float, float]:
             net.load_state_dict(state)
-            right, loss, count = 0, 0.0, 0
-            for inputs, labels in evaluation_batches(
-                test, self.data.dataset.normalisation, device=self.recipe.training.device
+            found: list[float] = []  # of every batch, how many are right, and the loss
+            count = 0
+            for k, (inputs, labels) in enumerate(
+                evaluation_batches(test, self.data.dataset.normalisation, device=self.recipe.training.device)
             ):
-                outputs = net(inputs).flatten(0, -2)
                 flat = labels.flatten()
-                right += int((outputs.argmax(1) == flat).sum())
-                loss += float(functional.cross_entropy(outputs, flat, reduction="sum"))
                 count += len(flat)
-            return right / count, loss / count
+                if k % ranks.size != ranks.rank:
+                    found += [0.0, 0.0]
+                    continue
+                outputs = net(inputs).flatten(0, -2)
+                found.append(float((outputs.argmax(1) == flat).sum()))
+                found.append(float(functional.cross_entropy(outputs, flat, reduction="sum")))
+            told = ranks.totals(found)
+            return sum(told[::2]) / count, sum(told[1::2]) / count
 
         return measure
 
@@ -134,11 +148,20 @@ def _fingerprint(values: Tensor) -> str:
     return sha256(flat.numpy().tobytes()).hexdigest()[:16]
 
 
-def make_world(recipe: Recipe, seed: int, like: World | None = None) -> World:
+def work_of(devices: int, batch_size: int) -> list[float]:
+    """Return how much of a round's work every device is: its samples."""
+    return [float(batch_size)] * devices
+
+
+def make_world(
+    recipe: Recipe, seed: int, like: World | None = None, *, ranks: Ranks = ALONE, pooled: bool = False
+) -> World:
     """Build everything that a recipe names, with every check that can be made before training starts.
 
     Args:
         like: a world of the same seed whose recipe differs in its fleet at most; model and data are then shared.
+        ranks: the processes that train together; each keeps the training samples of its own devices only.
+        pooled: whether the first rank needs all samples, because it trains one model on them by itself.
     """
     recipe = seeded(recipe, seed)
     run = recipe.run or RunConfig()
@@ -159,13 +182,14 @@ def make_world(recipe: Recipe, seed: int, like: World | None = None) -> World:
     else:
         costs = _charged(recipe.model.model_dump_json(), recipe.training.batch_size, recipe.training.optimizer)
         _check_layers(model.layers, costs.layers)
-    devices = resources.at(0).size
+    devices, batch_size = resources.at(0).size, recipe.training.batch_size
     data = prepare(
         data_config,
         devices=devices,
-        batch_size=recipe.training.batch_size,
+        batch_size=batch_size,
         classes=classes_of(model, example),
         device=recipe.training.device,
+        mine=None if pooled and ranks.first else assigned(work_of(devices, batch_size), ranks.size)[ranks.rank],
     )
     check_inputs(example, data)
     recipe = recipe.model_copy(update={"run": run, "data": data_config})

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.models.pieces import Piece
+from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Statistics, TrainingWarning, choice
 
 
@@ -31,12 +32,17 @@ def _is_lost(part: nn.Module) -> bool:
     return "running_mean" in part._buffers and not isinstance(part, _BatchNorm)
 
 
-def check_statistics(statistics: Statistics, model: SplitModel) -> None:
+def check_statistics(statistics: Statistics, model: SplitModel, ranks: Ranks = ALONE) -> None:
     """Refuse an unknown choice, and warn of one that fails where devices hold different classes."""
     choice("statistics", statistics, get_args(Statistics))
-    if statistics == "device" and any(_is_lost(part) for piece in model.pieces for part in piece.modules()):
+    lost = any(_is_lost(part) for piece in model.pieces for part in piece.modules())
+    if statistics == "device" and lost:
         problem = "is 'device', but tracing turned the model's batch-norm into plain operations"
         remedy = "Use 'pooled', or split the model with layers=[…] so that its modules are kept"
+        raise InvalidInput("statistics", problem, remedy)
+    if ranks.size > 1 and lost:
+        problem = "is 'pooled' over several ranks, but tracing turned the model's batch-norm into plain operations"
+        remedy = "Train in one process, or split the model with layers=[…] so that its modules are kept"
         raise InvalidInput("statistics", problem, remedy)
     if statistics == "device" and mixes_samples(model.pieces):
         warnings.warn(
@@ -49,19 +55,22 @@ def check_statistics(statistics: Statistics, model: SplitModel) -> None:
 
 
 class Slices:
-    """Which samples of the batch that is running belong to which device: sizes in order, and the devices' weights."""
+    """Which samples of the batch that is running belong to which device: sizes in order, and the devices' weights.
+
+    Attributes:
+        ranks: who runs other parts of the same batch.
+        idle: whether the samples that run here are nobody's, because this rank has none of its own.
+    """
 
     def __init__(self) -> None:
         self.sizes: Sequence[int] = ()
         self.weights: Sequence[float] = ()
+        self.ranks = ALONE
+        self.idle = False
 
 
-class SlicedBatchNorm(nn.Module):
-    """Batch-norm over a batch of several devices' samples that normalises every device's by themselves.
-
-    It takes the place of `original` and holds the same tensors under the same names. The running statistics of a
-    common layer follow the mean of the devices' statistics, once a round (`finish`), however many batches it took.
-    """
+class _Replaced(nn.Module):
+    """Takes the place of a batch-norm, with the same tensors under the same names."""
 
     def __init__(self, original: nn.Module, slices: Slices) -> None:
         super().__init__()
@@ -72,6 +81,25 @@ class SlicedBatchNorm(nn.Module):
         for name, buffer in original.named_buffers():
             self.register_buffer(name, buffer)
         self.channels = original.num_features
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics."""
+        count = self.get_buffer("num_batches_tracked").add_(1)
+        factor = 1 / float(count) if self.momentum is None else self.momentum
+        self.get_buffer("running_mean").lerp_(mean, factor)
+        self.get_buffer("running_var").lerp_(variance, factor)
+
+
+class SlicedBatchNorm(_Replaced):
+    """Batch-norm over a batch of several devices' samples that normalises every device's by themselves.
+
+    The running statistics of a common layer follow the mean of the devices' statistics, once a round (`finish`),
+    however many batches it took, and on however many ranks.
+    """
+
+    def __init__(self, original: nn.Module, slices: Slices) -> None:
+        super().__init__(original, slices)
         self._seen: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,14 +116,18 @@ class SlicedBatchNorm(nn.Module):
         return torch.cat(outputs)
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """End the round: move the running statistics."""
+    def seen(self) -> Tensor:
+        """Return the statistics of the round, the devices' each times its share: mean and variance of each channel."""
+        if self._seen:
+            return torch.stack(self._seen).sum(0)
+        like = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), torch.zeros(()))
+        return like.new_zeros(2, self.channels)
+
+    def finish(self, seen: Tensor | None = None) -> None:
+        """End the round: move the running statistics by what all ranks have seen, or this one."""
         if "running_mean" in self._buffers:
-            mean, variance = torch.stack(self._seen).sum(0)
-            count = self.get_buffer("num_batches_tracked").add_(1)
-            factor = 1 / float(count) if self.momentum is None else self.momentum
-            self.get_buffer("running_mean").lerp_(mean, factor)
-            self.get_buffer("running_var").lerp_(variance, factor)
+            mean, variance = self.seen() if seen is None else seen
+            self._track(mean, variance)
         self.forget()
 
     def forget(self) -> None:
@@ -103,12 +135,81 @@ class SlicedBatchNorm(nn.Module):
         self._seen.clear()
 
 
+class RanksBatchNorm(_Replaced):
+    """Batch-norm over a batch whose samples lie on several ranks, as if they were together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise by the statistics of all ranks' samples, and move the running ones."""
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
+        outputs: Tensor
+        outputs, mean, variance = _OverRanks.apply(x, weight, bias, self.eps, self.slices)  # type: ignore[no-untyped-call]
+        if "running_mean" in self._buffers:
+            self._track(mean, variance)
+        return outputs
+
+
+class _OverRanks(torch.autograd.Function):
+    """(x − mean) / √(variance + ε) · weight + bias, with statistics of all ranks' samples, and the gradient of that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, slices: Slices) -> Any:
+        """Return the outputs, and the mean and unbiased variance of all samples."""
+        ranks = slices.ranks
+        axes, shape = [k for k in range(x.dim()) if k != 1], [-1 if k == 1 else 1 for k in range(x.dim())]
+        channels = x.shape[1]
+        mine = x.new_zeros(ranks.size, 1 + 2 * channels)  # count, means, sums of squares around them; of each rank
+        if not slices.idle:
+            local = x.mean(axes)
+            squares = (x - local.view(shape)).square().sum(axes)
+            mine[ranks.rank] = torch.cat([x.new_tensor([x.numel() / channels]), local, squares])
+        ranks.sum_([mine])
+        counts, local_means, local_squares = mine.split_with_sizes([1, channels, channels], 1)
+        count = counts.sum()
+        mean = (counts / count * local_means).sum(0)
+        squares = (local_squares + counts * (local_means - mean).square()).sum(0)
+        inverse = (squares / count + eps).rsqrt()
+        normal = (x - mean.view(shape)) * inverse.view(shape)
+        ctx.save_for_backward(normal, inverse, weight)
+        ctx.idle = slices.idle
+        ctx.ranks, ctx.count, ctx.axes, ctx.shape, ctx.biased = ranks, count, axes, shape, bias is not None
+        outputs = normal if weight is None else normal * weight.view(shape)
+        outputs = outputs if bias is None else outputs + bias.view(shape)
+        variance = squares / (count - 1).clamp_min(1)
+        ctx.mark_non_differentiable(mean, variance)
+        return outputs, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradients of x, of which every sample's depends on all ranks', and of weight and bias, my part."""
+        normal, inverse, weight = ctx.saved_tensors
+        gradient = gradients[0]
+        sums = torch.stack([gradient.sum(ctx.axes), (gradient * normal).sum(ctx.axes)])
+        of_bias, of_weight = sums.clone()
+        ctx.ranks.sum_([sums])
+        plain, along = (sums / ctx.count).view(2, *ctx.shape)
+        scale = inverse if weight is None else inverse * weight
+        of_x = (gradient - plain - normal * along) * scale.view(ctx.shape)
+        if ctx.idle:  # nothing depends on samples that do not count
+            of_x = torch.zeros_like(of_x)
+        return of_x, None if weight is None else of_weight, of_bias if ctx.biased else None, None, None
+
+
 def slice_batch_norm(module: nn.Module, slices: Slices) -> list[SlicedBatchNorm]:
     """Put a sliced batch-norm in the place of every batch-norm in `module`; return the new ones."""
     made = []
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, _BatchNorm):
-                made.append(SlicedBatchNorm(child, slices))
-                setattr(parent, name, made[-1])
+    for parent, name, child in _batch_norms(module):
+        made.append(SlicedBatchNorm(child, slices))
+        setattr(parent, name, made[-1])
     return made
+
+
+def spread_batch_norm(module: nn.Module, slices: Slices) -> None:
+    """Let every batch-norm in `module` take the statistics of all ranks' samples."""
+    for parent, name, child in _batch_norms(module):
+        setattr(parent, name, RanksBatchNorm(child, slices))
+
+
+def _batch_norms(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Return every batch-norm with who holds it, under which name."""
+    named = [(parent, name, child) for parent in module.modules() for name, child in parent.named_children()]
+    return [entry for entry in named if isinstance(entry[2], _BatchNorm)]

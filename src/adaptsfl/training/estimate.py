@@ -7,6 +7,7 @@ Two measurements, both of which leave the engine as it was:
 - `measure_constants`: the paper's β, G_j², σ_j², which need every device's gradient by itself.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,6 @@ from adaptsfl.convergence import Constants
 from adaptsfl.errors import InvalidInput
 from adaptsfl.training.engine import Engine
 from adaptsfl.training.settings import Batch, present_devices, shares_of
-from adaptsfl.training.stack import mean
 
 # Rounds of training that one `measure_drift` takes: a gradient at the copies and one at their mean.
 DRIFT_COST = 2
@@ -69,26 +69,29 @@ class DriftSample:
 
 
 def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None) -> DriftSample:
-    """Measure how far the copies' drift has bent the common gradient, on one mini-batch per present device."""
+    """Measure how far the copies' drift has bent the common gradient, on one mini-batch per present device.
+
+    On several ranks all measure, with the mini-batches of their own devices, and get the same.
+    """
     devices = present_devices(present, len(engine.weights))
-    halves = [_half(batches, k) for k in range(2)]
-    at_copies = [engine.gradients(half, devices=devices) for half in halves]
+    mine = [device for device in devices if device in engine.mine]
+    halves = [dict(zip(mine, _half(batches, k), strict=True)) for k in range(2)]
+    at_copies = [engine.gradients(list(half.values()), devices=devices) for half in halves]
     # At the mean also by two groups of devices, whose difference tells how far the devices' gradients spread.
     groups = [range(len(devices))[k::2] for k in range(min(2, len(devices)))]
     shares = shares_of(engine.weights, devices)
     weights = [sum(shares[devices[k]] for k in group) for group in groups]
-    by_group = [
-        [
-            engine.gradients([half[k] for k in group], devices=[devices[k] for k in group], averaged=True)
-            for group in groups
+    named = [[devices[k] for k in group] for group in groups]
+    with engine.averaged():
+        by_group = [
+            [engine.gradients([half[k] for k in group if k in half], devices=group) for group in named]
+            for half in halves
         ]
-        for half in halves
-    ]
     at_mean = [_weighted(gradients, weights) for gradients in by_group]
     deepest = engine.schedule.plan.deepest
     if engine.statistics == "pooled" and any(layer.mixes_samples for layer in engine.layers[deepest:]):
         # A group by itself is normalised by other statistics than all devices together, as the copies are.
-        at_mean = [engine.gradients(half, devices=devices, averaged=True) for half in halves]
+        at_mean = [engine.gradients(list(half.values()), devices=devices, averaged=True) for half in halves]
     bent = [_minus(straight, copies) for straight, copies in zip(at_mean, at_copies, strict=True)]
     squared_norm = _products(*at_mean)
     spread, norm_error, noise_to_signal = np.zeros(len(engine.layers)), 0.0, 0.0
@@ -133,23 +136,35 @@ class ConstantsSample:
 def measure_constants(
     engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None
 ) -> ConstantsSample:
-    """Measure β, G_j² and σ_j² on one mini-batch per present device; costs about four rounds."""
+    """Measure β, G_j² and σ_j² on one mini-batch per present device; costs about four rounds.
+
+    On several ranks all measure, each by its own devices, and get the same: they tell each other numbers per layer.
+    """
     halves = [_half(batches, k) for k in range(2)]
     devices = present_devices(present, len(engine.weights))
+    mine = [device for device in devices if device in engine.mine]
     distances = _distances(engine)
-    norms, variances, ratios = [], [], []
-    for k, device in enumerate(devices):
-        at_copy = [engine.gradients([half[k]], devices=[device]) for half in halves]
-        whole = _weighted(at_copy, [0.5, 0.5])
-        apart = _minus(*at_copy)
-        norms.append(_products(whole, whole))
-        variances.append(_products(apart, apart) / 4)
-        if distances[device] >= SMALLEST_DISTANCE:
-            at_mean = [engine.gradients([half[k]], devices=[device], averaged=True) for half in halves]
-            change = _minus(whole, _weighted(at_mean, [0.5, 0.5]))
-            ratios.append(_length(change) / distances[device])
-    smoothness = sum(ratios) / len(ratios) if ratios else None
-    return ConstantsSample(smoothness, devices, np.array(norms), np.mean(variances, axis=0))
+    norms, variances = np.zeros((2, len(devices), len(engine.layers)))
+    ratios = np.zeros(len(devices))
+    wholes = {}
+    for k, device in enumerate(mine):
+        at_copy = [engine.gradients([half[k]], devices=[device], alone=True) for half in halves]
+        whole, apart, place = _weighted(at_copy, [0.5, 0.5]), _minus(*at_copy), devices.index(device)
+        norms[place], variances[place] = _products(whole, whole), _products(apart, apart) / 4
+        wholes[device] = whole
+    with engine.averaged():
+        for k, device in enumerate(mine):
+            if distances[device] >= SMALLEST_DISTANCE:
+                at_mean = [engine.gradients([half[k]], devices=[device], alone=True) for half in halves]
+                change = _minus(wholes[device], _weighted(at_mean, [0.5, 0.5]))
+                ratios[devices.index(device)] = _length(change) / distances[device]
+    told = np.array(engine.ranks.totals(np.concatenate([norms.ravel(), variances.ravel(), ratios]).tolist()))
+    norms, variances = told[: -len(devices)].reshape(2, len(devices), -1)
+    known = [
+        ratio for ratio, k in zip(told[-len(devices) :], devices, strict=True) if distances[k] >= SMALLEST_DISTANCE
+    ]
+    smoothness = float(sum(known) / len(known)) if known else None
+    return ConstantsSample(smoothness, devices, norms, np.mean(variances, axis=0))
 
 
 class SmoothnessProbe:
@@ -233,22 +248,22 @@ def _weighted(vectors: Sequence[Sequence[Tensor]], weights: Sequence[float]) -> 
 
 def _distances(engine: Engine) -> list[float]:
     """Return ‖w_i − w̄‖ of every device, over the client-specific layers."""
-    shares = shares_of(engine.weights, engine.present)
     squares = torch.zeros(len(engine.weights), dtype=torch.float64)
-    for layer in engine.layers[: engine.schedule.plan.deepest]:
-        for name in layer.trained:
-            rows = layer.parameters[name]
-            if len(rows) > 1:
-                squares += (rows - mean(rows, shares)).double().square().flatten(1).sum(1).cpu()
-    return [float(square) for square in squares.sqrt()]
+    layers = engine.layers[: engine.schedule.plan.deepest]
+    copies = [{name: layer.parameters[name] for name in layer.trained} for layer in layers]
+    with engine.averaged():
+        for layer, held in zip(layers, copies, strict=True):
+            for name, rows in held.items():
+                if len(rows) > 1:
+                    apart = (rows - layer.parameters[name]).double().square().flatten(1).sum(1).cpu()
+                    squares[list(engine.mine)] += apart[: len(engine.mine)]
+    return [math.sqrt(square) for square in engine.ranks.totals(squares.tolist())]
 
 
 def _global_weights(engine: Engine) -> list[Tensor]:
-    shares = shares_of(engine.weights, engine.present)
     nothing = torch.zeros(0, device=engine.device)
-    return [
-        torch.cat([mean(layer.parameters[name], shares)[0].flatten() for name in layer.trained])
-        if layer.trained
-        else nothing
-        for layer in engine.layers
-    ]
+    with engine.averaged():
+        return [
+            torch.cat([layer.parameters[name][0].flatten() for name in layer.trained]) if layer.trained else nothing
+            for layer in engine.layers
+        ]

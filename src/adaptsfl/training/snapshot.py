@@ -22,6 +22,8 @@ class EngineState:
         steps: each layer's optimiser steps since its state was zero; one per device, or one while all are equal.
         tensors: each layer's parameters, buffers and optimiser state; one row per device, or one while all are equal.
         present: the devices that took part in the last round.
+        mine: on one of several ranks, the devices whose copies the rows are, in order; there are two rows at least, so
+            that one says that all copies are equal. None: the copies of all devices.
     """
 
     plan: TrainingPlan
@@ -31,20 +33,22 @@ class EngineState:
     steps: tuple[tuple[int, ...], ...]
     tensors: tuple[Mapping[str, Tensor], ...]
     present: tuple[int, ...]
+    mine: tuple[int, ...] | None = None
 
 
-def restore_layers(layers: Sequence[LayerStack], state: EngineState, devices: int) -> None:
-    """Give every layer what it held when the snapshot was made."""
+def restore_layers(layers: Sequence[LayerStack], state: EngineState, devices: int, rows: int | None = None) -> None:
+    """Give every layer what it held when the snapshot was made; `rows` is what it has of them while copies differ."""
+    rows = devices if rows is None else rows
     if not len(state.tensors) == len(state.steps) == len(layers):
         problem = f"holds {len(state.tensors)} layers, the model has {len(layers)}"
         raise InvalidInput("state", problem, "Give a snapshot of the same model")
     for number, steps in enumerate(state.steps, start=1):
-        if len(steps) not in (1, devices):
-            raise InvalidInput(f"layer {number}.steps", f"has {len(steps)} entries", f"Give 1 or {devices}")
+        if len(steps) not in (1, rows):
+            raise InvalidInput(f"layer {number}.steps", f"has {len(steps)} entries", f"Give 1 or {rows}")
     present_devices(state.present, devices)
     for number, (layer, steps, tensors) in enumerate(zip(layers, state.steps, state.tensors, strict=True), start=1):
         try:
-            layer.load(tensors, devices)
+            layer.load(tensors, rows)
         except InvalidInput as error:
             raise error.inside(f"layer {number}") from None
         layer.steps = list(steps)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.training.batchnorm import mixes_samples
+from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import OptimizerSettings, StateRule
 from adaptsfl.training.updates import STATE_NAMES, step
 
@@ -25,6 +26,8 @@ class Slot:
 
 class LayerStack:
     """One layer: its parameters, buffers and optimiser state, with one row per device, or one while all are equal.
+
+    On several ranks the devices are those of this rank.
 
     A common layer is a stack that stays at one row. So a layer that becomes client-specific needs nothing until its
     copies first differ, when it is spread, and a layer that becomes common is merged.
@@ -75,35 +78,40 @@ class LayerStack:
                 if len(tensor) != devices:
                     tensors[name] = _rows(tensor[0], devices)
 
-    def merge(self, shares: Sequence[float], rule: StateRule) -> None:
-        """Replace all copies by the mean of those with a share, and do to the optimiser's state what `rule` says."""
-        for tensors in (self.parameters, self.buffers, *(self.state.values() if rule == "average" else ())):
+    def reset(self) -> None:
+        """Put the optimiser's state to zero, in all copies."""
+        self.steps = [0]
+        for tensors in self.state.values():
             for name, tensor in tensors.items():
-                tensors[name] = mean(tensor, shares)
-        if len(self.steps) > 1 and (rule == "average" or not self.state):
-            self.steps = [max(steps for steps, share in zip(self.steps, shares, strict=True) if share)]
-        if rule == "reset":
-            self.steps = [0]
-            for tensors in self.state.values():
-                for name, tensor in tensors.items():
-                    tensors[name] = torch.zeros_like(tensor[:1])
+                tensors[name] = torch.zeros_like(tensor[:1])
 
-    def divergence(self, shares: Sequence[float]) -> float:
-        """Return the mean of ‖w_i - w̄‖ / ‖w̄‖ over the copies with a share, w̄ their mean; 0 if all are equal."""
+    def divergence(self, shares: Sequence[float], ranks: Ranks = ALONE, root: int = 0) -> float:
+        """Return the mean of ‖w_i - w̄‖ / ‖w̄‖ over the copies with a share, w̄ their mean; 0 if all are equal.
+
+        On several ranks all ask, and `root` is one that holds a copy with a share.
+        """
         here = [k for k, share in enumerate(shares) if share]
         squares, length = torch.zeros(len(here), dtype=torch.float64), 0.0  # ‖w_i - w̄‖², ‖w̄‖²
         for rows in self.parameters.values():
             if len(rows) == 1:
                 continue
-            first = rows[here[0]].double()
-            # From the first copy, not from zero: so equal copies are apart by nothing, not by rounding.
+            # From one of the copies, not from zero: so equal copies are apart by nothing, not by rounding.
+            first = rows[here[0]].double() if ranks.rank == root else torch.zeros_like(rows[0], dtype=torch.float64)
+            ranks.sum_([first])
             off = sum((shares[k] * (rows[k] - first) for k in here), torch.zeros_like(first))
-            squares += torch.stack([(rows[k] - first - off).square().sum().cpu() for k in here])
+            ranks.sum_([off])
+            if here:
+                squares += torch.stack([(rows[k] - first - off).square().sum().cpu() for k in here])
             length += float((first + off).square().sum())
-        apart = math.fsum(shares[k] * math.sqrt(square) for k, square in zip(here, squares.tolist(), strict=True))
+        mine = math.fsum(shares[k] * math.sqrt(square) for k, square in zip(here, squares.tolist(), strict=True))
+        (apart,) = ranks.totals([mine])
         if apart == 0:
             return 0.0
         return apart / math.sqrt(length) if length else math.inf
+
+    def zeros(self) -> list[Tensor]:
+        """Return a gradient of one copy that changes nothing."""
+        return [torch.zeros_like(self.parameters[name][0]) for name in self.trained]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a copy of everything the layer holds, rows first; `load` takes it back."""
@@ -126,12 +134,12 @@ class LayerStack:
                 found = given[f"{group}.{name}"]
                 tensors[name] = _rows(tensor[0], len(found)).copy_(found)
 
-    def merged(self, shares: Sequence[float]) -> dict[str, Tensor]:
+    def merged(self, shares: Sequence[float], ranks: Ranks = ALONE) -> dict[str, Tensor]:
         """Return the mean of the copies with a share as the layer's state_dict."""
         piece = deepcopy(self.piece)
+        parameters, buffers = means([self.parameters, self.buffers], shares, ranks)
         for name, tensor in [*piece.named_parameters(), *piece.named_buffers()]:
-            rows = self.parameters[name] if name in self.parameters else self.buffers[name]
-            tensor.data = mean(rows, shares)[0].clone()
+            tensor.data = (parameters[name] if name in parameters else buffers[name])[0].clone()
         state: dict[str, Tensor] = piece.state_dict()
         return state
 
@@ -150,15 +158,51 @@ def _rows(tensor: Tensor, count: int) -> Tensor:
 def mean(rows: Tensor, shares: Sequence[float]) -> Tensor:
     """Return the mean of the rows with a share as one row; of counters, which only absence makes unequal, the largest.
 
-    Rows without a share are left out rather than multiplied by zero, so that nothing in them can do harm.
+    Rows without a share are left out rather than multiplied by zero, so that nothing in them can do harm. Where no row
+    has one, because the devices of other ranks have them all, it is what adds nothing to theirs.
     """
     if len(rows) == 1:
         return rows
     here = [k for k, share in enumerate(shares) if share]
+    if rows.is_complex():  # constants: torch has no order of them
+        return _rows(rows[here[0] if here else 0], 1)
+    if not here:
+        least = 0 if rows.is_floating_point() or rows.dtype == torch.bool else torch.iinfo(rows.dtype).min
+        return _rows(torch.full_like(rows[0], least), 1)
     if len(here) < len(rows):
         rows = rows[here]
-    if rows.is_complex():  # constants: torch has no order of them
-        return _rows(rows[0], 1)
     if not rows.is_floating_point():
         return _rows(rows.amax(0), 1)
     return _rows(torch.tensordot(rows.new_tensor([shares[k] for k in here]), rows, 1), 1)
+
+
+def means(
+    groups: Sequence[Mapping[str, Tensor]], shares: Sequence[float], ranks: Ranks = ALONE
+) -> list[dict[str, Tensor]]:
+    """Return the `mean` of every tensor of every group, over the copies of all ranks."""
+    found = [{name: mean(rows, shares) for name, rows in group.items()} for group in groups]
+    apart = [
+        merged[name]
+        for group, merged in zip(groups, found, strict=True)
+        for name, rows in group.items()
+        if len(rows) > 1 and not rows.is_complex()
+    ]
+    ranks.sum_([tensor for tensor in apart if tensor.is_floating_point()])
+    ranks.largest_([tensor for tensor in apart if not tensor.is_floating_point()])
+    return found
+
+
+def merge(layers: Sequence[LayerStack], shares: Sequence[float], rule: StateRule, ranks: Ranks = ALONE) -> None:
+    """Replace all copies by the mean of those with a share, and do to the optimiser's state what `rule` says."""
+    groups: list[dict[str, Tensor]] = []
+    for layer in layers:
+        groups += [layer.parameters, layer.buffers, *(layer.state.values() if rule == "average" else ())]
+    for group, merged in zip(groups, means(groups, shares, ranks), strict=True):
+        group.update(merged)
+    unequal = [layer for layer in layers if len(layer.steps) > 1 and (rule == "average" or not layer.state)]
+    counts = [max((n for n, share in zip(layer.steps, shares, strict=True) if share), default=0) for layer in unequal]
+    for layer, count in zip(unequal, ranks.largest(counts), strict=True):
+        layer.steps = [count]
+    if rule == "reset":
+        for layer in layers:
+            layer.reset()

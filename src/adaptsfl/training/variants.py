@@ -34,7 +34,7 @@ from adaptsfl.training.settings import (
     shares_of,
 )
 from adaptsfl.training.snapshot import EngineState, restore_layers
-from adaptsfl.training.stack import LayerStack, Slot
+from adaptsfl.training.stack import LayerStack, Slot, merge
 
 
 def parallel_split(cuts: Sequence[int]) -> TrainingPlan:
@@ -93,8 +93,7 @@ class Sequential:
         given = dict(zip(here, batches, strict=True))
         losses = {k: self._turn(k, given[k]) for k in self.order(self.rounds) if k in given}
         if not self.relayed and self.interval is not None and self.rounds % self.interval == 0:
-            for layer in self.layers[: self.cut]:
-                layer.merge(shares_of(self.weights, here), self.settings.at_averaging)
+            merge(self.layers[: self.cut], shares_of(self.weights, here), self.settings.at_averaging)
         return torch.stack([losses[k] for k in here])
 
     def order(self, t: int) -> list[int]:

@@ -1,0 +1,267 @@
+"""Who trains in a run: step after step of a schedule, evaluated and measured on the way, on one rank or several."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverged, message_of
+from adaptsfl.policies.policy import Trainer
+from adaptsfl.simulation.world import World
+from adaptsfl.training import Engine, Sequential, TrainingPlan
+from adaptsfl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from adaptsfl.training.estimate import (
+    ConstantsSample,
+    DriftSample,
+    SmoothnessProbe,
+    measure_constants,
+    measure_drift,
+)
+from adaptsfl.training.loop import RoundRecord, check_round
+from adaptsfl.training.ranks import ALONE, Ranks
+from adaptsfl.training.settings import Batch
+
+Measurement = Literal["drift", "constants"]
+Present = tuple[tuple[int, ...], ...]  # the devices in every round of a step
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some rounds under one plan, as far as learning is concerned.
+
+    Attributes:
+        deepest: L_c.
+        layer_intervals: (layer, its interval), for layers with an interval of their own.
+        present: who took part, round by round; None if everybody did.
+        measure: what to measure at the start of the last round, when the copies have drifted longest.
+        evaluate_last: whether to evaluate after the last round, whatever its number.
+    """
+
+    rounds: int
+    interval: int | None
+    deepest: int
+    layer_intervals: tuple[tuple[int, int], ...] = ()
+    present: Present | None = None
+    measure: Measurement | None = None
+    evaluate_last: bool = False
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a step gave.
+
+    Attributes:
+        losses: the mean training loss of every round.
+        evaluations: (round, accuracy, loss) on the test samples.
+        divergence: ‖w_i − w̄‖/‖w̄‖ of every client-specific layer before it was last averaged.
+        drift, constants: what was measured.
+    """
+
+    losses: tuple[float, ...]
+    evaluations: tuple[tuple[int, float, float], ...]
+    divergence: tuple[float, ...] = ()
+    drift: DriftSample | None = None
+    constants: ConstantsSample | None = None
+
+
+class Learner:
+    """Trains one run's steps.
+
+    On several ranks every one has a learner of the same run. What the first one's is asked to do, all do: the others
+    `follow`. `end` lets them go.
+
+    Args:
+        trainer: who trains.
+        divergence: whether to measure how far apart copies are before every averaging.
+        on_round: called after every round that is trained, with its number and loss.
+        folder: where checkpoints go, if any are to be written; all ranks see it.
+
+    Attributes:
+        round: rounds done.
+        divergence: by layer, how far apart its copies were when they were last averaged, as far as it was measured.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        trainer: Trainer,
+        *,
+        divergence: bool = False,
+        on_round: Callable[[int, float], None] = lambda _round, _loss: None,
+        ranks: Ranks = ALONE,
+        folder: Path | None = None,
+    ) -> None:
+        self.world, self.trainer, self.on_round, self.ranks, self.folder = world, trainer, on_round, ranks, folder
+        self.round = 0
+        self._record_divergence = divergence
+        self._made: Engine | Sequential | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything to evaluate or to keep."""
+        return self._made is not None
+
+    @property
+    def divergence(self) -> dict[int, float]:
+        """By layer, how far apart its copies were when they were last averaged, as far as it was measured."""
+        return self._made.last_divergence if isinstance(self._made, Engine) else {}
+
+    def train(self, step: Step, first_loss: float | None) -> Learned:
+        """Train the rounds of one step; `first_loss` is that of the run's first round, None before it."""
+        with self._all_ranks("train", step, first_loss):
+            made = self._made = self._made or self._make(step)
+            if isinstance(made, Engine):
+                plan = TrainingPlan((step.deepest,) * len(made.weights), step.interval, dict(step.layer_intervals))
+                if plan != made.schedule.plan:
+                    made.change_plan(plan)
+            self._seed()
+            losses: list[float] = []
+            evaluations: list[tuple[int, float, float]] = []
+            measured: dict[str, Any] = {}
+            for k in range(step.rounds):
+                last = k == step.rounds - 1
+                measure = step.measure if last else None
+                record = self._round(made, None if step.present is None else step.present[k], measure, measured)
+                check_round(record, first_loss)
+                first_loss = first_loss or record.loss
+                losses.append(record.loss)
+                self.round = record.round
+                if self.round % self.world.run.evaluate_every == 0 or (step.evaluate_last and last):
+                    evaluations.append((self.round, *self.world.evaluate(made.state(), self.ranks)))
+                self.on_round(self.round, record.loss)
+            divergence = self.divergence
+            apart = tuple(divergence.get(layer, 0.0) for layer in range(1, step.deepest + 1)) if divergence else ()
+            return Learned(tuple(losses), tuple(evaluations), apart, **measured)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the global model as it is now."""
+        with self._all_ranks("state"):
+            assert self._made is not None
+            return self._made.state()
+
+    def save(self, extra: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        """Write a checkpoint, of which every rank writes the copies of its own devices."""
+        with self._all_ranks("save", extra, identity):
+            assert self._made is not None
+            assert self.folder is not None
+            save_checkpoint(self.folder, self._made.snapshot(), extra=extra, identity=identity, ranks=self.ranks)
+
+    def restore(self, step: Step, round_: int, divergence: Mapping[int, float], identity: Mapping[str, Any]) -> bool:
+        """Go on after `round_` from the checkpoint; return whether all ranks could read it. `step` is the run's first.
+
+        Where one of them could not, nothing changes.
+        """
+        with self._all_ranks("restore", step, round_, dict(divergence), identity):
+            made = self._made = self._made or self._make(step)
+            mine = made.mine if isinstance(made, Engine) and self.ranks.size > 1 else None
+            found: Checkpoint | None = None
+            assert self.folder is not None
+            with suppress(InvalidInput):  # damaged: training again gives the same
+                found = load_checkpoint(self.folder, identity=identity, devices=mine)
+            read = all(self.ranks.everybodys(found is not None))
+            if found is not None and read:
+                made.restore(found.state)
+                self.round = round_
+                if isinstance(made, Engine):
+                    made.last_divergence = dict(divergence)
+            return read
+
+    def follow(self) -> None:
+        """Do what the first rank is asked to do, until it says that the run is over."""
+        assert not self.ranks.first
+        while True:
+            name, arguments = self.ranks.from_first(("", ()))
+            if not name:
+                return
+            with suppress(TrainingDiverged, NotWritten):  # the first rank has seen it too, and tells
+                getattr(self, name)(*arguments)
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        if self.ranks.first:
+            self.ranks.from_first(("", ()))
+
+    @contextmanager
+    def _all_ranks(self, name: str, *arguments: Any) -> Iterator[None]:
+        """Let the other ranks do the same; where one of them cannot, none can go on."""
+        if self.ranks.size == 1:
+            yield
+            return
+        if self.ranks.first:
+            self.ranks.from_first((name, arguments))
+        try:
+            yield
+        except (TrainingDiverged, NotWritten, RankFailed):
+            raise
+        except Exception as error:
+            raise RankFailed(f"rank {self.ranks.rank}: {message_of(error)}") from error
+
+    def _seed(self) -> None:
+        """Let what dropout draws depend on where the step begins and on the rank, not on what else this process did."""
+        rank = f" {self.ranks.rank}" if self.ranks.rank else ""
+        torch.manual_seed(int.from_bytes(sha256(f"{self.world.seed} {self.round}{rank}".encode()).digest()[:7]))
+
+    def _make(self, step: Step) -> Engine | Sequential:
+        world, training = self.world, self.world.recipe.training
+        torch.manual_seed(world.seed)
+        if self.trainer in ("turns", "relay"):
+            return Sequential(
+                world.model,
+                step.deepest,
+                world.devices,
+                world.optimizer,
+                interval=step.interval,
+                relayed=self.trainer == "relay",
+                seed=world.seed,
+                weights=world.data.weights.tolist(),
+                device=training.device,
+            )
+        devices = 1 if self.trainer == "centralized" else world.devices
+        return Engine(
+            world.model,
+            TrainingPlan((step.deepest,) * devices, step.interval, dict(step.layer_intervals)),
+            world.optimizer,
+            weights=None if self.trainer == "centralized" else world.data.weights.tolist(),
+            statistics=training.statistics,
+            device=training.device,
+            record_divergence=self._record_divergence,
+            ranks=self.ranks,
+            work=None if self.trainer == "centralized" else world.work,
+        )
+
+    def _round(
+        self,
+        made: Engine | Sequential,
+        present: tuple[int, ...] | None,
+        measure: Measurement | None,
+        measured: dict[str, Any],
+    ) -> RoundRecord:
+        """Train one round, after measuring on its mini-batches what is to be measured."""
+        t = self.round + 1
+        batches = self._batches(made, t, present)
+        probe: SmoothnessProbe | None = None
+        if isinstance(made, Engine) and measure == "drift":
+            measured["drift"] = measure_drift(made, batches, present)
+        elif isinstance(made, Engine) and measure == "constants":
+            measured["constants"] = sample = measure_constants(made, batches, present)
+            probe = SmoothnessProbe(made, batches, present) if sample.smoothness is None else None
+        losses = made.round(batches, None if self.trainer == "centralized" else present)
+        if probe is not None and isinstance(made, Engine):
+            measured["constants"] = replace(measured["constants"], smoothness=probe.measure(made))
+        return RoundRecord(t, tuple(losses.tolist()), None if self.trainer == "centralized" else present)
+
+    def _batches(self, made: Engine | Sequential, t: int, present: tuple[int, ...] | None) -> list[Batch]:
+        """Return what this rank trains on in round 1, 2, …: nothing else is read."""
+        if isinstance(made, Sequential):
+            return self.world.batches(t, present)
+        if self.trainer == "centralized":  # one device that has all samples
+            given = self.world.batches(t, present) if made.mine else []
+            return [(torch.cat([x for x, _ in given]), torch.cat([y for _, y in given]))] if given else []
+        here = range(self.world.devices) if present is None else present
+        mine = [device for device in here if device in made.mine]
+        return self.world.batches(t, mine) if mine else []

@@ -1,0 +1,221 @@
+"""Several processes, on one machine or many, that train one model together: who I am, and what we tell each other.
+
+Every rank simulates a share of the devices and holds their copies; common layers are equal on all ranks. Where there is
+one process only, nothing is sent, so that the same code serves both.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # documented, not marked
+
+from adaptsfl import checks
+from adaptsfl.errors import InvalidInput, RankFailed, first_line
+
+BUCKET_BYTES = 2**25  # sent at once: large enough for the network to be busy, small enough to copy
+TIMEOUT_VARIABLE, TIMEOUT_S = "ADAPTSFL_RANK_TIMEOUT_S", 600.0
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The processes of a job, seen by one of them.
+
+    Attributes:
+        rank: my number; 0 decides, writes and prints.
+        size: how many there are.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that decides, writes and prints."""
+        return self.rank == 0
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace every tensor by its sum over ranks, which have the same shapes in the same order; in flat buckets."""
+        self._reduce(tensors, dist.ReduceOp.SUM)
+
+    def largest_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace every entry by the largest of all ranks'."""
+        self._reduce(tensors, dist.ReduceOp.MAX)
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over ranks of some numbers: exactly what one rank gave, where the others gave zero."""
+        if self.size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64)
+        self.sum_([total])
+        return [float(value) for value in total.tolist()]
+
+    def largest(self, values: Sequence[int]) -> list[int]:
+        """Return the largest over ranks of some whole numbers."""
+        if self.size == 1:
+            return list(values)
+        largest = torch.tensor(values, dtype=torch.int64)
+        self.largest_([largest])
+        return [int(value) for value in largest.tolist()]
+
+    def from_first(self, value: T) -> T:
+        """Return what the first rank gave, whatever the others did: a value that pickle takes."""
+        return self.told_by(0, value)
+
+    def told_by(self, rank: int, value: T) -> T:
+        """Return what that rank gave."""
+        if self.size == 1:
+            return value
+        box = [value if self.rank == rank else None]
+        with self._together():
+            dist.broadcast_object_list(box, src=rank, device=torch.device("cpu"))
+        return cast(T, box[0])
+
+    def everybodys(self, value: T) -> list[T]:
+        """Return what every rank gave, in order: small values that pickle takes."""
+        return [self.told_by(rank, value) for rank in range(self.size)]
+
+    def _reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
+        if self.size == 1:
+            return
+        with torch.no_grad(), self._together():
+            for bucket in _buckets(tensors):
+                flat = torch.cat([_wire(tensor).reshape(-1) for tensor in bucket])
+                dist.all_reduce(flat, operation)
+                parts = flat.split_with_sizes([tensor.numel() for tensor in bucket])
+                for tensor, part in zip(bucket, parts, strict=True):
+                    tensor.copy_(part.view(tensor.shape))
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Say in words that another rank is gone."""
+        try:
+            yield
+        except RuntimeError as error:  # torch's word for a lost connection and for a timeout
+            problem = f"rank {self.rank}: another rank is gone or did not answer ({_reason(error)})"
+            remedy = "Start it again, or let torchrun do so by --max-restarts: it goes on from the last checkpoint"
+            raise RankFailed(f"{problem}. {remedy}.") from error
+
+
+ALONE = Ranks()
+
+
+def assigned(work: Sequence[float], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Return the devices of every rank: the most work first, each to the rank with the least so far.
+
+    Cuts do not matter: whatever the cut, every device's samples run through all layers in here.
+    """
+    loads = [0.0] * ranks
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    for device in sorted(range(len(work)), key=lambda k: (-work[k], k)):
+        rank = min(range(ranks), key=lambda r: (loads[r], len(parts[r]), r))
+        parts[rank].append(device)
+        loads[rank] += work[device]
+    return tuple(tuple(sorted(part)) for part in parts)
+
+
+def launched() -> bool:
+    """Whether torchrun, or whoever sets the same variables, started this process as one of several."""
+    return all(name in os.environ for name in ("RANK", "MASTER_ADDR")) and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def joined(device: str = "cpu") -> Iterator[Ranks]:
+    """Meet the other ranks of the job and part from them at the end; alone if nobody launched several.
+
+    Whoever does not answer for ADAPTSFL_RANK_TIMEOUT_S seconds (600 by default) is taken for gone.
+
+    Args:
+        device: where ranks compute. With cuda, tensors there are exchanged by NCCL, all others by gloo.
+    """
+    if not launched():
+        yield ALONE
+        return
+    timeout = timedelta(seconds=_timeout_s())
+    if device.startswith("cuda:"):
+        remedy = "Give cuda: every rank takes the GPU of its number on its machine"
+        raise InvalidInput("training.device", f"is {device!r}, but there are several ranks", remedy)
+    on_cuda = device == "cuda" and torch.cuda.is_available()
+    if on_cuda:  # "cuda" is from here on the one of this rank
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count()))
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        started = _this_start(store, rank, size, timeout.total_seconds())
+        backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+        dist.init_process_group(backend, store=started, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '?')}"
+        raise RankFailed(f"rank {os.environ['RANK']}: cannot meet the others at {place} ({_reason(error)}).") from error
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def _this_start(store: Store, rank: int, size: int, patience_s: float) -> Store:
+    """Return a part of the store that nobody used before the ranks that are starting now.
+
+    torchrun keeps its store over restarts, and in it the addresses of ranks that are gone. It counts restarts too, but
+    every machine for itself: one whose ranks were well does not count. So everybody takes a ticket, which nobody had
+    before, and looks under its number where to meet; the first rank answers there while it starts.
+    """
+    ticket = store.add("tickets", 1)
+    if rank:
+        place = store.get(f"ticket {ticket}").decode()
+        store.add(f"{place}: met", 1)
+        return PrefixStore(place, store)
+    place, told, deadline = f"start {ticket}", 0, time.monotonic() + patience_s
+    while (met := store.add(f"{place}: met", 0)) < size - 1:
+        tickets = store.add("tickets", 0)
+        for other in range(told + 1, tickets + 1):  # also of ranks that are gone, whom it does not help
+            store.set(f"ticket {other}", place)
+        told = tickets
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"after {patience_s:g} s, {met + 1} of {size} ranks are there")
+        time.sleep(0.02)
+    return PrefixStore(place, store)
+
+
+def _timeout_s() -> float:
+    text = os.environ.get(TIMEOUT_VARIABLE)
+    if text is None:
+        return TIMEOUT_S
+    try:
+        return checks.number(TIMEOUT_VARIABLE, float(text), positive=True)
+    except ValueError:
+        raise InvalidInput(TIMEOUT_VARIABLE, f"is {text!r}", "Give seconds, for example 600") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what gloo says happened, without the place in its source and its advice."""
+    return re.sub(r"\[/[^]]*\] ", "", first_line(error)).split(". ")[0]
+
+
+def _wire(tensor: Tensor) -> Tensor:
+    """Return a tensor as it is sent: truth values as numbers."""
+    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors of one type and place that are sent together, the same on every rank."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            kinds.setdefault((_wire(tensor).dtype, tensor.device), []).append(tensor)
+    for alike in kinds.values():
+        bucket: list[Tensor] = []
+        for tensor in alike:
+            bucket.append(tensor)
+            if sum(one.numel() * one.element_size() for one in bucket) >= BUCKET_BYTES:
+                yield bucket
+                bucket = []
+        if bucket:
+            yield bucket

@@ -1,0 +1,137 @@
+"""What ranks do in tests: a list of cases trained, on however many ranks, and what came of each."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adaptsfl.models import SplitModel, split
+from adaptsfl.training import (
+    Batch,
+    Engine,
+    OptimizerSettings,
+    TrainingPlan,
+    load_checkpoint,
+    save_checkpoint,
+)
+from adaptsfl.training.estimate import SmoothnessProbe, measure_constants, measure_drift
+from adaptsfl.training.ranks import Ranks
+from training.cases import make_batches, make_model
+
+SIZES = (2, 4, 2, 4, 2)
+WEIGHTS = (1.0, 5.0, 2.0, 3.0, 1.0)
+PLANS = (TrainingPlan((1, 3, 2, 1, 2), 3), TrainingPlan((4, 2, 1, 2, 1), 2, {4: 4}), TrainingPlan((2, 1, 1, 2, 1), 1))
+LENGTHS = (3, 4, 2)
+EVERYBODY = tuple(range(5))
+MAKING = threading.Lock()  # weights are drawn from the generator that all threads share
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run."""
+
+    norm: str = "none"
+    statistics: str = "pooled"
+    optimizer: str = "momentum"
+    rule: str = "average"
+    dtype: torch.dtype = torch.float64
+    weights: tuple[float, ...] | None = WEIGHTS
+    present: tuple[tuple[int, ...], ...] = (EVERYBODY,)  # round by round, from the beginning again and again
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class OddNorms(nn.Module):
+    """Batch-norm without running statistics, with another momentum, and without weights, over a moved axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3)
+        self.untracked = nn.BatchNorm2d(4, track_running_stats=False)
+        self.second = nn.Conv2d(4, 6, 3)
+        self.slow = nn.BatchNorm2d(6, momentum=0.01)
+        self.third = nn.Linear(16, 5)
+        self.plain = nn.BatchNorm1d(5, affine=False)
+        self.last = nn.Linear(30, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.untracked(self.first(x)).relu()
+        x = self.slow(self.second(x)).relu()
+        x = self.third(x.flatten(2).flatten(0, 1))
+        return self.last(self.plain(x).view(-1, 30))
+
+
+def model_of(case: Case) -> SplitModel:
+    if case.norm == "odd":
+        torch.manual_seed(0)
+        return split(OddNorms().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+    return make_model("vgg_digits", case.dtype, width=0.25, norm=case.norm)
+
+
+def engine_of(case: Case, ranks: Ranks) -> Engine:
+    rate = 1e-3 if case.optimizer == "adam" else 0.05
+    settings = OptimizerSettings(case.optimizer, rate, 2 * rate, at_averaging=case.rule)
+    chosen = {"statistics": case.statistics, "weights": case.weights, "chunk": 2, **case.options}
+    with MAKING:
+        model = model_of(case)
+    return Engine(model, PLANS[0], settings, ranks=ranks, work=SIZES, **chosen)
+
+
+def mine(engine: Engine, batches: Sequence[Batch], present: Sequence[int]) -> list[Batch]:
+    return [batches[k] for k in present if k in engine.mine]
+
+
+def trained(ranks: Ranks, cases: Sequence[Case]) -> list[tuple[list[list[float]], dict[str, Tensor], list[float]]]:
+    """Return losses, weights and how far copies were apart, of every case."""
+    found = []
+    for case in cases:
+        engine = engine_of(case, ranks)
+        batches, t, losses = make_batches(engine.model, (1, 8, 8), SIZES), 0, []
+        for plan, rounds in zip(PLANS, LENGTHS, strict=True):
+            if t:
+                engine.change_plan(plan)
+            for _ in range(rounds):
+                present = case.present[t % len(case.present)]
+                t += 1
+                losses.append(engine.round(mine(engine, batches(t), present), present).tolist())
+        found.append((losses, engine.state(), [*engine.divergence(), *engine.last_divergence.values()]))
+    return found
+
+
+def measured(ranks: Ranks, cases: Sequence[Case]) -> list[tuple[Any, ...]]:
+    """Return drift and constants of every case, measured two rounds after the beginning, and what a probe finds."""
+    found = []
+    for case in cases:
+        engine = engine_of(case, ranks)
+        batches = make_batches(engine.model, (1, 8, 8), SIZES)
+        present = case.present[0]
+        for t in (1, 2):
+            engine.round(mine(engine, batches(t), EVERYBODY))
+        given = mine(engine, batches(9), present)
+        drift, constants = measure_drift(engine, given, present), measure_constants(engine, given, present)
+        probe = SmoothnessProbe(engine, given, present)
+        engine.round(mine(engine, batches(3), EVERYBODY))
+        found.append((vars(drift), vars(constants), probe.measure(engine), engine.state()))
+    return found
+
+
+def stopped(ranks: Ranks, case: Case, rounds: int, folder: Path) -> None:
+    """Write a checkpoint, here in the middle of an interval."""
+    engine = engine_of(case, ranks)
+    for t in range(1, rounds + 1):
+        present = case.present[t % len(case.present)]
+        engine.round(mine(engine, make_batches(engine.model, (1, 8, 8), SIZES)(t), present), present)
+    save_checkpoint(folder, engine.snapshot(), extra={}, identity={}, ranks=ranks)
+
+
+def gone_on(ranks: Ranks, case: Case, rounds: int, folder: Path) -> dict[str, Tensor]:
+    """Return the weights after some more rounds from a checkpoint, whoever wrote it."""
+    engine = engine_of(case, ranks)
+    engine.restore(load_checkpoint(folder, identity={}, devices=engine.mine if ranks.size > 1 else None).state)
+    for _ in range(rounds):
+        t = engine.schedule.round + 1
+        engine.round(mine(engine, make_batches(engine.model, (1, 8, 8), SIZES)(t), EVERYBODY))
+    return engine.state()
