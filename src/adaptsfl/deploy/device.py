@@ -5,8 +5,9 @@ outlives a connection: after a new one it goes on where it was, if the edge serv
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from torch import Tensor
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.device_data import DeviceData, load_device_data
-from adaptsfl.deploy.fed_client import FedClient
+from adaptsfl.deploy.fed_client import FedClient, Moved
 from adaptsfl.deploy.identity import Credentials, Party, open_channel
-from adaptsfl.deploy.layers_file import Template
+from adaptsfl.deploy.layers_file import LayerStates, Template
 from adaptsfl.deploy.probe import LayerTimes, LinkRates, measure_link, time_layers
 from adaptsfl.deploy.service import OPTIONS, Calls
 from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
 from adaptsfl.deploy.terms import PROTOCOL, Terms
-from adaptsfl.deploy.transfer import chunks, receive_chunks
+from adaptsfl.deploy.transfer import Incoming, chunks
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, first_line
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import run
@@ -38,6 +39,9 @@ FINAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
+# Of the fed server: perhaps it was only the connection.
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+DELIVERY_ATTEMPTS = 5
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
 
@@ -51,6 +55,7 @@ class Held:
     cut: int
     device: Device
     pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
+    evaluated: bool = False  # all test samples were sent, if that was asked for
     fed_downlink: float = 0.0
 
 
@@ -113,12 +118,17 @@ class DeviceParty:
             stream = links["edge"].train()
             attempt = 0 if self.held is None else self.held.attempt
             hello = wire.Hello(device=self.party.name, attempt=attempt, version=PROTOCOL)
-            await stream.write(wire.FromDevice(hello=hello))
             try:
+                await stream.write(wire.FromDevice(hello=hello))
                 return await self._obey(stream, links)
+            except asyncio.InvalidStateError:  # the connection was lost while we wrote; reading tells why
+                await _read_to_end(stream)
+                return None
             except (BadMessage, InvalidInput, NotWritten) as error:
-                await stream.write(wire.FromDevice(failure=wire.Failure(reason=str(error)[:500])))
-                await stream.done_writing()
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await stream.write(wire.FromDevice(failure=wire.Failure(reason=str(error)[:500])))
+                    await stream.done_writing()
+                    await _read_to_end(stream)  # else it might end before that was sent
                 raise
 
     async def _obey(self, stream: Any, links: dict[str, Calls]) -> str | None:
@@ -133,13 +143,17 @@ class DeviceParty:
                 case "plan":
                     await self._begin(message.plan, stream, links["fed"])
                 case "gradients":
-                    await self._learn(message.gradients, stream)
+                    if not await self._learn(message.gradients, stream):
+                        return None
                 case "skip":
                     await self._send(stream, message.skip.next_round)
                 case "deliver":
                     await self._deliver(message.deliver.attempt, stream, links["fed"])
                 case "stop":
                     if message.stop.done:
+                        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                            await stream.done_writing()  # which tells the edge server that we know
+                            await _read_to_end(stream)
                         return str(message.stop.reason)
                     self.say(message.stop.reason)
                 case kind:
@@ -179,6 +193,8 @@ class DeviceParty:
         if not self.floor <= plan.cut <= self.model.layers:
             raise BadMessage(f"the edge server planned cut {plan.cut}, this device takes {self.floor} and deeper")
         if self.held is not None and self.held.attempt == plan.attempt:
+            if plan.evaluate and not self.held.evaluated:
+                await self._evaluate(stream)
             if self.held.pending is not None:
                 await _write(stream, *self.held.pending)
             elif plan.next_round <= plan.last_round:  # it was away when the others went on
@@ -217,8 +233,11 @@ class DeviceParty:
         header = wire.Activations(attempt=self._holding().attempt, labels=about_labels, tensor=about)
         return header, [label_data, data]
 
-    async def _learn(self, gradients: wire.Gradients, stream: Any) -> None:
-        """Carry the gradients back through the device's layers, then go on with the next round."""
+    async def _learn(self, gradients: wire.Gradients, stream: Any) -> bool:
+        """Carry the gradients back through the device's layers, then go on with the next round.
+
+        Returns whether the connection is still there; if not, the edge server is asked for them again.
+        """
         held = self._holding()
         assert self.terms is not None
         if held.pending is None or held.pending[0].round != gradients.round:
@@ -226,13 +245,14 @@ class DeviceParty:
         shape, dtype = held.device.activations.shape, self.terms.recipe.model.wire_dtype
         check_header(gradients.tensor, shape, dtype)
 
-        async def read() -> bytes:
+        incoming = Incoming(size_of(shape, dtype))
+        while not incoming.complete:
             message = await stream.read()
-            if message is grpc.aio.EOF or message.WhichOneof("kind") != "chunk":
+            if message is grpc.aio.EOF:
+                return False
+            if message.WhichOneof("kind") != "chunk":
                 raise BadMessage("the edge server stopped amid gradients")
-            return bytes(message.chunk)
-
-        incoming = await receive_chunks(read, size_of(shape, dtype))
+            incoming.add(message.chunk)
         self._downlink = incoming.bps
         received = unpack(gradients.tensor, incoming.data)
         started = time.perf_counter()
@@ -241,6 +261,7 @@ class DeviceParty:
         self._backward_s = time.perf_counter() - started
         held.pending = None
         await self._send(stream, gradients.round + 1)
+        return True
 
     async def _evaluate(self, stream: Any) -> None:
         """Send the activations of the device's test samples."""
@@ -251,6 +272,7 @@ class DeviceParty:
             header, parts = self._packed(activations, labels)
             header.round, header.evaluation, header.evaluation_batches = number, True, len(batches)
             await _write(stream, header, parts)
+        held.evaluated = True
 
     async def _deliver(self, attempt: int, stream: Any, fed: Calls) -> None:
         """Take the layers to the fed server."""
@@ -258,9 +280,27 @@ class DeviceParty:
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
         states = {number: layer.state() for number, layer in enumerate(held.device.layers, start=1)}
-        moved = await FedClient(fed, self.template).deliver(attempt, self.party.name, states)
+        moved = await self._delivered(FedClient(fed, self.template), attempt, states)
+        if moved is None:
+            return
         delivered = wire.Delivered(attempt=attempt, fed_uplink=moved.bps, fed_downlink=held.fed_downlink)
         await stream.write(wire.FromDevice(delivered=delivered))
+
+    async def _delivered(self, fed: FedClient, attempt: int, states: LayerStates) -> Moved | None:
+        """Deliver layers, again if the connection breaks; None if the fed server does not know the block.
+
+        Then it was restarted, and the edge server asks for the layers again once it has told it of the block.
+        """
+        wait = FIRST_WAIT_S
+        for _ in range(DELIVERY_ATTEMPTS - 1):
+            try:
+                return await _known(fed.deliver(attempt, self.party.name, states))
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in PASSING:
+                    raise
+            await asyncio.sleep(wait)
+            wait *= 2
+        return await _known(fed.deliver(attempt, self.party.name, states))
 
     def _holding(self) -> Held:
         if self.held is None:
@@ -272,6 +312,20 @@ def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRat
     """Return what a device says once it knows itself."""
     rates = wire.Rates(uplink=edge.uplink, downlink=edge.downlink, fed_uplink=fed.uplink, fed_downlink=fed.downlink)
     return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)
+
+
+async def _known(delivery: Awaitable[Moved]) -> Moved | None:
+    try:
+        return await delivery
+    except grpc.aio.AioRpcError as error:
+        if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+            return None
+        raise
+
+
+async def _read_to_end(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
 
 
 @torch.no_grad()
