@@ -4,6 +4,7 @@ A wire between device-1 and a server is held still at a chosen byte, so that fau
 averaging, however fast this machine is. Where nothing is lost for good, the weights are those of the simulator.
 """
 
+import json
 import resource
 import signal
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from adaptsfl.config import load_recipe
@@ -171,8 +174,9 @@ def test_devices_killed_amid_a_round_leave_the_others_training_and_may_come_back
         for name in ("device-2", "device-3"):
             killed(fleet, name)
         talk.wait_for("edge", "waiting for devices: ")
-        killed(fleet, "device-1")
-        for name in ("device-1", "device-2", "device-3"):
+        for name in ("device-1", "fed"):
+            killed(fleet, name)
+        for name in ("fed", "device-1", "device-2", "device-3"):
             fleet.start(name)
         finish(fleet, talk)
     record = record_of(fleet)
@@ -278,3 +282,39 @@ def _passed_on(line: str, up: subprocess.Popen[str]) -> bool:
     if "going on after round 3" in line:
         up.send_signal(signal.SIGTERM)
     return True
+
+
+def test_devices_with_bad_data_say_so_and_the_others_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = load_digits()
+
+    def written(name: str, samples: slice, **renamed: str) -> str:
+        for split, rows in (("train", samples), ("test", slice(200, 240))):
+            for k, (image, label) in enumerate(zip(digits.images[rows], digits.target[rows], strict=True)):
+                place = tmp_path / name / split / renamed.get(f"n{label}", str(label))
+                place.mkdir(parents=True, exist_ok=True)
+                Image.fromarray((image * 15).astype("uint8")).save(place / f"{k}.png")
+        return str(tmp_path / name)
+
+    def prepare(fleet: Fleets) -> None:
+        good = written("good", slice(0, 100))
+        few, unknown = written("few", slice(0, 5)), written("unknown", slice(0, 100), n7="seven")
+        for name, folder in (("device-1", good), ("device-2", good), ("device-3", few), ("device-4", unknown)):
+            fleet.options[name] = ["--data", folder]
+
+    changes = (
+        'data.name="images"',
+        "data.mean=[0.3]",
+        "data.std=[0.4]",
+        f"data.classes={json.dumps([str(k) for k in range(10)])}",
+        "deploy.start_deadline_s=100000.0",
+        "run.rounds=3",
+    )
+    with deployment(tmp_path, monkeypatch, *changes, prepare=prepare) as (fleet, talk):
+        finish(fleet, talk)
+        assert [fleet.processes[f"device-{k}"].wait(PATIENCE_S) for k in (1, 2, 3, 4)] == [0, 0, 1, 1]
+    assert "has 5 samples to train on, but a mini-batch takes 8" in talk.of("device-3")
+    assert "seven" in talk.of("device-4")
+    for name in ("device-3", "device-4"):
+        assert f"{name} gave up" in talk.of("edge"), talk.everything()
+    assert record_of(fleet)[0]["present"] == [[0, 1]] * 3
+    no_traceback(talk)

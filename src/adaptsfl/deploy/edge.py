@@ -586,7 +586,9 @@ class EdgeServer(Service):
 
     def _untested(self, block: OpenBlock) -> bool:
         assert self.tests is not None
-        return any(not self.tests.complete(m.number) for m in self._here() if m.attempt == block.attempt)
+        here = self._here()
+        left = any(not self.tests.complete(m.number) for m in here if m.attempt == block.attempt)
+        return left or len(here) < self.quorum
 
     def shut_down(self) -> None:
         """Let go of the thread that computes."""
