@@ -220,6 +220,7 @@ def test_a_straggler_is_left_behind_and_one_that_is_away_at_the_end_is_told(
     record = record_of(fleet)
     assert [block["first_round"] for block in record] == FIRST_ROUNDS
     assert [0] in record[1]["present"], talk.everything()
+    assert record[1]["present"][-1] == [0, 1], talk.everything()  # it takes part again
     no_traceback(talk)
 
 

@@ -18,7 +18,7 @@ from adaptsfl.deploy.edge import EdgeServer
 from adaptsfl.deploy.fed import FedServer
 from adaptsfl.deploy.identity import SERVER_OPTIONS, Party, listen, open_channel
 from adaptsfl.deploy.parties import held
-from adaptsfl.deploy.service import Calls, Service
+from adaptsfl.deploy.service import Calls, NotNow, Service
 from adaptsfl.deploy.sessions import Arrival, Session
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.up import free_port
@@ -124,7 +124,7 @@ async def _served(service: Service, address: str) -> grpc.aio.Server:
 
 
 def played(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, PATIENCE_S))
+    asyncio.run(asyncio.wait_for(scenario, PATIENCE_S / 3))
 
 
 def on_arrival(monkeypatch: pytest.MonkeyPatch, number: int, round_: int, act: Callable[[], object]) -> None:
@@ -232,6 +232,8 @@ def test_a_device_that_comes_back_is_sent_nothing_before_its_plan(tmp_path: Path
 
 
 def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None:
+    here_edge: list[EdgeServer] = []
+
     class Broken(Slow):
         breaks = 1
 
@@ -243,12 +245,14 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None
                 await super()._evaluate(stream)
                 object.__setattr__(self.data, "test_batches", batches)
                 self._holding().evaluated = False
-                stream.cancel()
+                session = here_edge[0].by_number[1].session
+                session.close(NotNow("cut"))  # as it looks from here when the connection is lost
                 return
             await super()._evaluate(stream)
 
     async def scenario() -> None:
         async with house(tmp_path, ALL_NEEDED, NO_DEADLINE, "run.rounds=4", "run.evaluate_every=100") as here:
+            here_edge.append(here.edge)
             for device in (here.device(1), here.device(2, Broken)):
                 here.start(device.run())
             counted: list[int] = []

@@ -31,7 +31,7 @@ from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import run
 from adaptsfl.training.reference import Device
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0  # between two attempts to connect
+FIRST_WAIT_S, LONGEST_WAIT_S, WAIT_GROWTH = 0.5, 15.0, 1.5  # between two attempts to connect
 # Trying again would end in the same way.
 FINAL = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -40,7 +40,12 @@ FINAL = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 # Of the fed server: perhaps it was only the connection.
-PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
+)
 DELIVERY_ATTEMPTS = 5
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
@@ -86,6 +91,7 @@ class DeviceParty:
         self.terms: Terms | None = None
         self.held: Held | None = None
         self._told = ""  # the settings, as text
+        self._of_use = False  # whether anything came of this connection
         self._backward_s = self._downlink = 0.0
         self._ready: wire.Ready | None = None
 
@@ -93,7 +99,7 @@ class DeviceParty:
         """Take part until the edge server says that the run is over; return why."""
         wait = FIRST_WAIT_S
         while True:
-            began = time.monotonic()
+            self._of_use = False
             try:
                 reason = await self._connection()
                 if reason is not None:
@@ -103,11 +109,11 @@ class DeviceParty:
                 problem = f"{error.code().name.lower().replace('_', ' ')}: {first_line(Exception(error.details()))}"
                 if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
                     raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
-            if time.monotonic() - began > LONGEST_WAIT_S:
+            if self._of_use:
                 wait = FIRST_WAIT_S
-            self.say(f"{problem}; trying again in {wait:g} s")
+            self.say(f"{problem}; trying again in {wait:.1f} s")
             await asyncio.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT_S)
+            wait = min(WAIT_GROWTH * wait, LONGEST_WAIT_S)
 
     async def _connection(self) -> str | None:
         """Work over one connection; return why the run is over, None if only the connection is."""
@@ -258,7 +264,7 @@ class DeviceParty:
         started = time.perf_counter()
         rate = self.terms.optimizer.rate(common=False)
         await asyncio.to_thread(held.device.backward, received, rate)
-        self._backward_s = time.perf_counter() - started
+        self._backward_s, self._of_use = time.perf_counter() - started, True
         held.pending = None
         await self._send(stream, gradients.round + 1)
         return True

@@ -41,13 +41,14 @@ from adaptsfl.simulation.record import Block
 from adaptsfl.simulation.run import rates_seen, rounds_planned
 from adaptsfl.simulation.world import check_run
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0  # between two attempts to reach the fed server
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 5.0  # between two attempts to reach the fed server
 FAREWELL_S = 30.0  # for devices that are away when the run ends to come and hear of it
 # What ends by itself once the fed server is reached, restarted or given space.
 PASSING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 T = TypeVar("T")
@@ -573,10 +574,12 @@ class EdgeServer(Service):
                 self._send_home(member.session)
         deadline = time.monotonic() + FAREWELL_S
         while (left := deadline - time.monotonic()) > 0:
-            missing = [m.name for m in members if not (m.told or m.gave_up or m.quarantined)]
+            missing = [m for m in members if not (m.told or m.gave_up or m.quarantined)]
             if not missing:
                 return
-            self._wait_for(f"{', '.join(missing)} to hear that the run is over")
+            away = [m.name for m in missing if m.session is None]
+            if away:
+                self._wait_for(f"{', '.join(away)} to hear that the run is over")
             await self._change(left)
 
     def _send_home(self, session: Session) -> None:

@@ -107,7 +107,8 @@ class Fleet:
                     raise RunFailed(
                         "Fleet", f"the {server} server ended with code {code}: {self._told.get(server, '')}"
                     )
-            if all(process.poll() is not None for name, process in self.processes.items() if name.startswith("device")):
+            codes = [process.poll() for name, process in self.processes.items() if name.startswith("device")]
+            if None not in codes and 0 not in codes:  # 0: it was told that the run is over
                 self._settle("edge")
                 if self.processes["edge"].poll() is None:
                     last = "; ".join(sorted({self._told.get(name, "") for name in self.processes if "device" in name}))
