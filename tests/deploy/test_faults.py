@@ -195,7 +195,7 @@ def test_devices_killed_amid_a_round_leave_the_others_training_and_may_come_back
 def test_a_straggler_is_left_behind_and_one_that_is_away_at_the_end_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wires, late = Wires(), "deploy.round_deadline_s=3.0"
+    wires, late = Wires(), "deploy.round_deadline_s=6.0"
 
     def prepare(fleet: Fleets) -> None:
         wires(fleet)

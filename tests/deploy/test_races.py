@@ -270,6 +270,24 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None
     played(scenario())
 
 
+def test_an_answer_that_comes_twice_is_followed_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, ALL_NEEDED, NO_DEADLINE) as here:
+            answer = here.edge._answer
+
+            def answer_twice(*arguments: Any) -> None:
+                answer(*arguments)
+                answer(*arguments)
+
+            here.edge._answer = answer_twice  # type: ignore[method-assign]
+            devices = [here.start(here.device(number).run()) for number in (1, 2)]
+            assert await here.edge.run() == "rounds"
+            assert all("the run is over" in reason for reason in await asyncio.gather(*devices))
+        assert [len(presents) for presents in _presents(here)] == [4, 4]
+
+    played(scenario())
+
+
 def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
     with held(tmp_path), pytest.raises(InvalidInput, match="in use by another server"), held(tmp_path):
         pass

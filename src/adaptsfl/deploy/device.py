@@ -60,6 +60,7 @@ class Held:
     cut: int
     device: Device
     pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
+    learned: int = 0  # the last round whose gradients it followed
     evaluated: bool = False  # all test samples were sent, if that was asked for
     fed_downlink: float = 0.0
 
@@ -246,7 +247,8 @@ class DeviceParty:
         """
         held = self._holding()
         assert self.terms is not None
-        if held.pending is None or held.pending[0].round != gradients.round:
+        again = gradients.round <= held.learned  # an answer that crossed our asking for it over a new connection
+        if not again and (held.pending is None or held.pending[0].round != gradients.round):
             raise BadMessage(f"the edge server sent gradients of round {gradients.round}, which was not asked for")
         shape, dtype = held.device.activations.shape, self.terms.recipe.model.wire_dtype
         check_header(gradients.tensor, shape, dtype)
@@ -259,13 +261,15 @@ class DeviceParty:
             if message.WhichOneof("kind") != "chunk":
                 raise BadMessage("the edge server stopped amid gradients")
             incoming.add(message.chunk)
+        if again:
+            return True
         self._downlink = incoming.bps
         received = unpack(gradients.tensor, incoming.data)
         started = time.perf_counter()
         rate = self.terms.optimizer.rate(common=False)
         await asyncio.to_thread(held.device.backward, received, rate)
         self._backward_s, self._of_use = time.perf_counter() - started, True
-        held.pending = None
+        held.pending, held.learned = None, gradients.round
         await self._send(stream, gradients.round + 1)
         return True
 

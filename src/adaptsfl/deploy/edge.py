@@ -441,7 +441,7 @@ class EdgeServer(Service):
         tensor, data = pack(gradient, self.shapes.wire_dtype)
         header = wire.Gradients(round=number, tensor=tensor)
         member.answered = number, (header, data)
-        if member.session is not None:
+        if member.session is not None and member.session.planned == block.attempt:  # else it asks once it has its plan
             member.session.send(wire.ToDevice(gradients=header), data)
 
     async def _arrivals(self, block: OpenBlock, current: Round) -> None:
@@ -490,8 +490,9 @@ class EdgeServer(Service):
 
     def _ask_to_deliver(self, block: OpenBlock) -> None:
         for member in self._here():
-            if member.attempt == block.attempt and member.number not in block.delivered and member.session is not None:
-                member.session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
+            session = member.session
+            if session is not None and session.planned == block.attempt and member.number not in block.delivered:
+                session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
 
     async def _average(self, block: OpenBlock, devices: Collection[int]) -> wire.Closed:
         weights = {self.by_number[k].name: self._weight(k) for k in sorted(devices)}
