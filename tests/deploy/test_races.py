@@ -10,13 +10,16 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 from deploy.deployed import HERE, PATIENCE_S, RECIPE
 
 from adaptsfl.config import load_recipe
 from adaptsfl.deploy.device import DeviceParty
 from adaptsfl.deploy.edge import EdgeServer
+from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
 from adaptsfl.deploy.fed import FedServer
 from adaptsfl.deploy.identity import SERVER_OPTIONS, Party, listen, open_channel
+from adaptsfl.deploy.layers_file import Template
 from adaptsfl.deploy.parties import held
 from adaptsfl.deploy.service import Calls, NotNow, Service
 from adaptsfl.deploy.sessions import Arrival, Session
@@ -286,6 +289,35 @@ def test_an_answer_that_comes_twice_is_followed_once(tmp_path: Path) -> None:
         assert [len(presents) for presents in _presents(here)] == [4, 4]
 
     played(scenario())
+
+
+def test_a_device_whose_gradients_are_no_numbers_is_left_out_and_the_others_are_trained(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(TWO.replace('norm = "group"', 'norm = "batch"'))
+    terms = Terms.of(load_recipe(tmp_path / "recipe.toml", ["fleet.devices=2"]))
+    model, _ = terms.model()
+    template = Template(model, terms.optimizer)
+    labels = {device: torch.arange(8) for device in (0, 1)}
+
+    def states(spoilt: bool) -> dict[int, dict[str, torch.Tensor]]:
+        edge = EdgeModel(model, template, "pooled", 2, 3)
+        edge.place(3, {number: template.layer(number).state() for number in (2, 3)})
+        for device in (0, 1):
+            edge.admit(device, 1)
+        generator = torch.Generator().manual_seed(0)
+        sent = [torch.randn(8, 8, 8, 8, generator=generator) for _ in range(2)]
+        if spoilt:
+            edge.receive(0, sent[0])
+            backward = edge.server.backward
+            edge.server.backward = lambda: [torch.full_like(backward()[0], torch.nan), torch.zeros(1)]
+        edge.receive(1, sent[1])
+        if spoilt:
+            with pytest.raises(Spoilt, match="0"):
+                edge.train((0, 1), labels, [0.5, 0.5])
+            edge.server.backward = backward
+        edge.train((1,), labels, [1.0])
+        return {**edge.common_states(), **edge.own_states(1, 1)}
+
+    torch.testing.assert_close(states(spoilt=True), states(spoilt=False))
 
 
 def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
