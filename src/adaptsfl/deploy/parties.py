@@ -26,6 +26,7 @@ from adaptsfl.errors import InvalidInput, NotWritten, Stopped, first_line
 
 MOST_STREAMS = ("grpc.max_concurrent_streams", 16)  # of one connection
 FAREWELL_S = 3.0  # for what was sent last to arrive
+SETTLE_S = 0.1  # for gRPC's own tasks, which print a traceback if the loop ends before them
 # A server that was away is found again soon after it is back; by default that may take two minutes.
 RECONNECTING = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5_000))
 
@@ -110,6 +111,7 @@ async def _serving(
         yield server
     finally:
         await server.stop(FAREWELL_S)
+        await asyncio.sleep(SETTLE_S)
 
 
 @contextmanager
