@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from deploy.deployed import HERE, PATIENCE_S, RECIPE
 
 from adaptsfl.config import load_recipe
 from adaptsfl.deploy.device import DeviceParty
@@ -26,6 +25,7 @@ from adaptsfl.deploy.sessions import Arrival, Session
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.up import free_port
 from adaptsfl.errors import InvalidInput
+from deploy.deployed import HERE, PATIENCE_S, RECIPE
 
 TWO = RECIPE.replace("[31234, 22222, 53142]", "[412]").replace("rounds = 20", "rounds = 8")
 ALL_NEEDED = "deploy.quorum=1.0"
@@ -227,6 +227,30 @@ def test_a_device_that_comes_back_is_sent_nothing_before_its_plan(tmp_path: Path
             go_on.set()
             await here.until(lambda: here.edge.progress.rounds == 2)  # with what the first life of device-2 had sent
             prepare.set()
+            assert await run == "rounds"
+            assert "the run is over" in await over
+        assert [len(presents) for presents in _presents(here)] == [4, 4]
+
+    played(scenario())
+
+
+def test_what_a_lost_device_had_sent_gives_way_to_what_it_sends_with_new_layers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, ALL_NEEDED, NO_DEADLINE) as here:
+            first = here.device(1)
+            waiting, go_on = first.stop_at("round 2")
+            run = here.start(here.edge.run())
+            here.start(first.run())
+            lost = here.start(here.device(2).run())
+            await waiting.wait()
+            await here.until(lambda: here.edge.round is not None and 1 in here.edge.round.arrivals)
+            assert here.edge.round is not None
+            arrivals = here.edge.round.arrivals
+            before = arrivals[1]
+            lost.cancel()
+            over = here.start(here.device(2).run())
+            await here.until(lambda: 1 in arrivals and arrivals[1] is not before)
+            go_on.set()
             assert await run == "rounds"
             assert "the run is over" in await over
         assert [len(presents) for presents in _presents(here)] == [4, 4]
