@@ -37,8 +37,9 @@ class Proxy:
 
         async def set_limit() -> None:
             self._stands.clear()
-            self._moving.clear()
             self._limits[way] = self.passed[way] + after
+            self._moving.set()  # whoever waits looks at the new limit
+            self._moving.clear()
 
         self._call(set_limit())
 

@@ -95,16 +95,17 @@ def test_a_killed_edge_server_goes_on_from_the_last_block(
     with deployment(tmp_path, monkeypatch, ALL_NEEDED, devices=2, recipe=TWO, prepare=wires) as (fleet, talk):
         wires.wait_amid_block_2(talk)
         killed(fleet, "edge")
-        wires.edge.release()
-        # The next time it is killed while layers are being averaged.
-        wires.fed.hold("up", 0)
+        wires.edge.hold("down", ROUND)
         fleet.start("edge")
         talk.wait_for("edge", "going on after round 3")
-        wires.fed.wait_until_held()  # device-1 asks for its layers
+        wires.edge.wait_until_held()
+        wires.fed.hold("up", 0)
+        wires.edge.release()
+        wires.fed.wait_until_held()  # device-1 delivers its layers
+        killed(fleet, "edge")  # while the block is being closed
         wires.fed.release()
-        talk.wait_for("fed", "version 3")  # perhaps noted by the edge server already, perhaps not yet
-        killed(fleet, "edge")
         fleet.start("edge")
+        talk.wait_for("edge", "going on after round 3", times=2)
         finish(fleet, talk)
     assert_undisturbed(fleet, expected, talk)
     no_traceback(talk)
@@ -164,16 +165,16 @@ def test_devices_killed_amid_a_round_leave_the_others_training_and_may_come_back
         wires.wait_amid_block_2(talk)
         killed(fleet, "device-3")
         wires.edge.hold("down", 2 * ROUND)
-        wires.edge.release()
-        wires.edge.hold("down", 2 * ROUND)
         wires.edge.wait_until_held()  # two have gone on without the third
         fleet.start("device-3")
         talk.wait_for("device-3", "block 2:", times=2)  # in the same block again
-        wires.edge.release()
+        wires.edge.hold("down", 8 * ROUND)
+        wires.edge.wait_until_held()
         talk.wait_for("edge", "block 3:")
         for name in ("device-2", "device-3"):
             killed(fleet, name)
-        talk.wait_for("edge", "waiting for devices: ")
+        wires.edge.release()
+        talk.wait_for("edge", "waiting for devices: 1 of 2 that are needed")
         for name in ("device-1", "fed"):
             killed(fleet, name)
         for name in ("fed", "device-1", "device-2", "device-3"):
