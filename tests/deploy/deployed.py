@@ -1,6 +1,7 @@
 """Whole deployments for tests: real processes on this machine, told what to do by a recipe."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from adaptsfl.deploy.up import Fleet, fleet_up
+from adaptsfl.deploy.up import Fleet
 
 PATIENCE_S = 300.0  # machines may be busy
 HERE = Path(__file__).parent
@@ -71,18 +72,43 @@ class Talk:
         return "\n".join(f"{party:>9} | {text}" for party, text in self.lines)
 
 
+class Fleets(Fleet):
+    """A fleet in which devices may reach the servers by detours, and have options of their own.
+
+    Attributes:
+        options: by party: what is added to its command line; of options given twice the last counts.
+    """
+
+    options: dict[str, list[str]]
+
+    def command(self, party: str) -> list[str]:
+        return [*super().command(party), *self.options.get(party, [])]
+
+
 @contextmanager
 def deployment(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: str, devices: int = 4, recipe: str = RECIPE
-) -> Iterator[tuple[Fleet, Talk]]:
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *changes: str,
+    devices: int = 4,
+    recipe: str = RECIPE,
+    prepare: Callable[[Fleets], None] = lambda _fleet: None,
+) -> Iterator[tuple[Fleets, Talk]]:
     """Start all parties of a recipe, changed as `--set` does."""
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *before]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = folder / "recipe.toml"
     file.write_text(recipe)
     talk = Talk()
-    with fleet_up(file, devices, folder / "run", talk, more=list(changes)) as fleet:
+    fleet = Fleets(file, devices, folder / "run", talk, status_port=0, more=list(changes))
+    fleet.options = {}
+    prepare(fleet)
+    try:
+        fleet.start_all()
         yield fleet, talk
+    finally:
+        fleet.stop()
 
 
 def finish(fleet: Fleet, talk: Talk) -> None:

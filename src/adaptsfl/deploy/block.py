@@ -11,10 +11,11 @@ from adaptsfl.latency import PHASES
 
 @dataclass
 class Round:
-    """A round that is open, and the activations that have come for it, by device."""
+    """A round, and the activations that have come for it, by device; once it is closed no more are taken."""
 
     number: int
     arrivals: dict[int, Arrival] = field(default_factory=dict)
+    closed: bool = False
 
 
 @dataclass
@@ -22,23 +23,26 @@ class Tests:
     """An evaluation under way, of the model after `round`.
 
     Attributes:
-        found: by device: samples recognised, the sum of their losses, their number.
-        missing: by device: mini-batches still to come.
+        found: by device and number of the mini-batch: samples recognised, the sum of their losses, how many they are.
+        batches: by device: how many mini-batches it has.
     """
 
     round: int
-    found: dict[int, tuple[int, float, int]] = field(default_factory=dict)
-    missing: dict[int, int] = field(default_factory=dict)
+    found: dict[int, dict[int, tuple[int, float, int]]] = field(default_factory=dict)
+    batches: dict[int, int] = field(default_factory=dict)
 
-    def add(self, device: int, right: int, loss: float, samples: int) -> None:
-        """Take in one mini-batch."""
-        before = self.found.get(device, (0, 0.0, 0))
-        self.found[device] = before[0] + right, before[1] + loss, before[2] + samples
-        self.missing[device] -= 1
+    def add(self, device: int, number: int, row: tuple[int, float, int]) -> None:
+        """Take in one mini-batch; after a lost connection a device sends all of them again."""
+        self.found.setdefault(device, {})[number] = row
+
+    def complete(self, device: int) -> bool:
+        """Whether all of a device's samples have come."""
+        return device in self.batches and len(self.found.get(device, {})) >= self.batches[device]
 
     def result(self) -> tuple[float, float] | None:
         """Return accuracy and loss over all samples that came; None if none did."""
-        right, loss, samples = (sum(row[k] for row in self.found.values()) for k in range(3))
+        rows = [row for found in self.found.values() for row in found.values()]
+        right, loss, samples = (sum(row[k] for row in rows) for k in range(3))
         return (right / samples, loss / samples) if samples else None
 
 
@@ -55,6 +59,7 @@ class OpenBlock:
         members: who was there when it was planned.
         observed: what was known of them.
         predicted: seconds of every phase of one round and of one averaging.
+        trained: who took part in the last round and has not lost its layers since.
         closing: whether layers are being delivered: `delivered` by devices, `delivered_for` them by the edge server.
         present, losses: by round.
         seconds: measured, by phase, over all rounds.
@@ -71,6 +76,7 @@ class OpenBlock:
     members: tuple[int, ...]
     observed: Fleet
     predicted: dict[str, float]
+    trained: set[int] = field(default_factory=set)
     closing: bool = False
     delivered: set[int] = field(default_factory=set)
     delivered_for: set[int] = field(default_factory=set)

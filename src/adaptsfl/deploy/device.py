@@ -5,8 +5,9 @@ outlives a connection: after a new one it goes on where it was, if the edge serv
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,20 @@ from torch import Tensor
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.device_data import DeviceData, load_device_data
-from adaptsfl.deploy.fed_client import FedClient
+from adaptsfl.deploy.fed_client import FedClient, Moved
 from adaptsfl.deploy.identity import Credentials, Party, open_channel
-from adaptsfl.deploy.layers_file import Template
+from adaptsfl.deploy.layers_file import LayerStates, Template
 from adaptsfl.deploy.probe import LayerTimes, LinkRates, measure_link, time_layers
 from adaptsfl.deploy.service import OPTIONS, Calls
 from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
 from adaptsfl.deploy.terms import PROTOCOL, Terms
-from adaptsfl.deploy.transfer import chunks, receive_chunks
+from adaptsfl.deploy.transfer import Incoming, chunks
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, first_line
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import run
 from adaptsfl.training.reference import Device
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0  # between two attempts to connect
+FIRST_WAIT_S, LONGEST_WAIT_S, WAIT_GROWTH = 0.5, 15.0, 1.5  # between two attempts to connect
 # Trying again would end in the same way.
 FINAL = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -38,6 +39,14 @@ FINAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
+# Of the fed server: perhaps it was only the connection.
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
+)
+DELIVERY_ATTEMPTS = 5
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
 
@@ -51,6 +60,8 @@ class Held:
     cut: int
     device: Device
     pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
+    learned: int = 0  # the last round whose gradients it followed
+    evaluated: bool = False  # all test samples were sent, if that was asked for
     fed_downlink: float = 0.0
 
 
@@ -81,6 +92,7 @@ class DeviceParty:
         self.terms: Terms | None = None
         self.held: Held | None = None
         self._told = ""  # the settings, as text
+        self._of_use = False  # whether anything came of this connection
         self._backward_s = self._downlink = 0.0
         self._ready: wire.Ready | None = None
 
@@ -88,7 +100,7 @@ class DeviceParty:
         """Take part until the edge server says that the run is over; return why."""
         wait = FIRST_WAIT_S
         while True:
-            began = time.monotonic()
+            self._of_use = False
             try:
                 reason = await self._connection()
                 if reason is not None:
@@ -98,11 +110,11 @@ class DeviceParty:
                 problem = f"{error.code().name.lower().replace('_', ' ')}: {first_line(Exception(error.details()))}"
                 if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
                     raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
-            if time.monotonic() - began > LONGEST_WAIT_S:
+            if self._of_use:
                 wait = FIRST_WAIT_S
-            self.say(f"{problem}; trying again in {wait:g} s")
+            self.say(f"{problem}; trying again in {wait:.1f} s")
             await asyncio.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT_S)
+            wait = min(WAIT_GROWTH * wait, LONGEST_WAIT_S)
 
     async def _connection(self) -> str | None:
         """Work over one connection; return why the run is over, None if only the connection is."""
@@ -113,12 +125,17 @@ class DeviceParty:
             stream = links["edge"].train()
             attempt = 0 if self.held is None else self.held.attempt
             hello = wire.Hello(device=self.party.name, attempt=attempt, version=PROTOCOL)
-            await stream.write(wire.FromDevice(hello=hello))
             try:
+                await stream.write(wire.FromDevice(hello=hello))
                 return await self._obey(stream, links)
+            except asyncio.InvalidStateError:  # the connection was lost while we wrote; reading tells why
+                await _read_to_end(stream)
+                return None
             except (BadMessage, InvalidInput, NotWritten) as error:
-                await stream.write(wire.FromDevice(failure=wire.Failure(reason=str(error)[:500])))
-                await stream.done_writing()
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await stream.write(wire.FromDevice(failure=wire.Failure(reason=str(error)[:500])))
+                    await stream.done_writing()
+                    await _read_to_end(stream)  # else it might end before that was sent
                 raise
 
     async def _obey(self, stream: Any, links: dict[str, Calls]) -> str | None:
@@ -133,13 +150,17 @@ class DeviceParty:
                 case "plan":
                     await self._begin(message.plan, stream, links["fed"])
                 case "gradients":
-                    await self._learn(message.gradients, stream)
+                    if not await self._learn(message.gradients, stream):
+                        return None
                 case "skip":
                     await self._send(stream, message.skip.next_round)
                 case "deliver":
                     await self._deliver(message.deliver.attempt, stream, links["fed"])
                 case "stop":
                     if message.stop.done:
+                        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                            await stream.done_writing()  # which tells the edge server that we know
+                            await _read_to_end(stream)
                         return str(message.stop.reason)
                     self.say(message.stop.reason)
                 case kind:
@@ -179,6 +200,8 @@ class DeviceParty:
         if not self.floor <= plan.cut <= self.model.layers:
             raise BadMessage(f"the edge server planned cut {plan.cut}, this device takes {self.floor} and deeper")
         if self.held is not None and self.held.attempt == plan.attempt:
+            if plan.evaluate and not self.held.evaluated:
+                await self._evaluate(stream)
             if self.held.pending is not None:
                 await _write(stream, *self.held.pending)
             elif plan.next_round <= plan.last_round:  # it was away when the others went on
@@ -217,30 +240,38 @@ class DeviceParty:
         header = wire.Activations(attempt=self._holding().attempt, labels=about_labels, tensor=about)
         return header, [label_data, data]
 
-    async def _learn(self, gradients: wire.Gradients, stream: Any) -> None:
-        """Carry the gradients back through the device's layers, then go on with the next round."""
+    async def _learn(self, gradients: wire.Gradients, stream: Any) -> bool:
+        """Carry the gradients back through the device's layers, then go on with the next round.
+
+        Returns whether the connection is still there; if not, the edge server is asked for them again.
+        """
         held = self._holding()
         assert self.terms is not None
-        if held.pending is None or held.pending[0].round != gradients.round:
+        again = gradients.round <= held.learned  # an answer that crossed our asking for it over a new connection
+        if not again and (held.pending is None or held.pending[0].round != gradients.round):
             raise BadMessage(f"the edge server sent gradients of round {gradients.round}, which was not asked for")
         shape, dtype = held.device.activations.shape, self.terms.recipe.model.wire_dtype
         check_header(gradients.tensor, shape, dtype)
 
-        async def read() -> bytes:
+        incoming = Incoming(size_of(shape, dtype))
+        while not incoming.complete:
             message = await stream.read()
-            if message is grpc.aio.EOF or message.WhichOneof("kind") != "chunk":
+            if message is grpc.aio.EOF:
+                return False
+            if message.WhichOneof("kind") != "chunk":
                 raise BadMessage("the edge server stopped amid gradients")
-            return bytes(message.chunk)
-
-        incoming = await receive_chunks(read, size_of(shape, dtype))
+            incoming.add(message.chunk)
+        if again:
+            return True
         self._downlink = incoming.bps
         received = unpack(gradients.tensor, incoming.data)
         started = time.perf_counter()
         rate = self.terms.optimizer.rate(common=False)
         await asyncio.to_thread(held.device.backward, received, rate)
-        self._backward_s = time.perf_counter() - started
-        held.pending = None
+        self._backward_s, self._of_use = time.perf_counter() - started, True
+        held.pending, held.learned = None, gradients.round
         await self._send(stream, gradients.round + 1)
+        return True
 
     async def _evaluate(self, stream: Any) -> None:
         """Send the activations of the device's test samples."""
@@ -251,6 +282,7 @@ class DeviceParty:
             header, parts = self._packed(activations, labels)
             header.round, header.evaluation, header.evaluation_batches = number, True, len(batches)
             await _write(stream, header, parts)
+        held.evaluated = True
 
     async def _deliver(self, attempt: int, stream: Any, fed: Calls) -> None:
         """Take the layers to the fed server."""
@@ -258,9 +290,27 @@ class DeviceParty:
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
         states = {number: layer.state() for number, layer in enumerate(held.device.layers, start=1)}
-        moved = await FedClient(fed, self.template).deliver(attempt, self.party.name, states)
+        moved = await self._delivered(FedClient(fed, self.template), attempt, states)
+        if moved is None:
+            return
         delivered = wire.Delivered(attempt=attempt, fed_uplink=moved.bps, fed_downlink=held.fed_downlink)
         await stream.write(wire.FromDevice(delivered=delivered))
+
+    async def _delivered(self, fed: FedClient, attempt: int, states: LayerStates) -> Moved | None:
+        """Deliver layers, again if the connection breaks; None if the fed server does not know the block.
+
+        Then it was restarted, and the edge server asks for the layers again once it has told it of the block.
+        """
+        wait = FIRST_WAIT_S
+        for _ in range(DELIVERY_ATTEMPTS - 1):
+            try:
+                return await _known(fed.deliver(attempt, self.party.name, states))
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in PASSING:
+                    raise
+            await asyncio.sleep(wait)
+            wait *= 2
+        return await _known(fed.deliver(attempt, self.party.name, states))
 
     def _holding(self) -> Held:
         if self.held is None:
@@ -272,6 +322,20 @@ def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRat
     """Return what a device says once it knows itself."""
     rates = wire.Rates(uplink=edge.uplink, downlink=edge.downlink, fed_uplink=fed.uplink, fed_downlink=fed.downlink)
     return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)
+
+
+async def _known(delivery: Awaitable[Moved]) -> Moved | None:
+    try:
+        return await delivery
+    except grpc.aio.AioRpcError as error:
+        if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+            return None
+        raise
+
+
+async def _read_to_end(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
 
 
 @torch.no_grad()

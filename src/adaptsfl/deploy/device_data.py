@@ -55,6 +55,9 @@ def load_device_data(terms: Terms, number: int, path: Path | None, classes: int)
         )
     else:
         own = _own_files(config, path)
+        if len(own.train) < terms.batch_size:
+            problem = f"has {len(own.train)} samples to train on, but a mini-batch takes {terms.batch_size}"
+            raise InvalidInput("--data", problem, "Add samples, or lower training.batch_size", source=str(path))
     own.check_classes(classes)
     batches = DeviceBatches(
         own.train,
@@ -77,6 +80,9 @@ def _own_files(config: DataConfig, path: Path) -> Dataset:
     if name == "images" and (config.mean is None or config.std is None):
         problem = "is missing: with files of their own, devices would each normalise in another way"
         raise InvalidInput("data.mean", problem, "Give data.mean and data.std in the recipe of the edge server")
+    if name == "images" and config.classes is None:
+        problem = "is missing: devices that lack a class would number the others in another way"
+        raise InvalidInput("data.classes", problem, "Give the names of all classes in the recipe of the edge server")
     return load_dataset(config.model_copy(update={"name": name, "path": str(path)}))
 
 

@@ -8,7 +8,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,16 @@ from adaptsfl.simulation.record import Block
 from adaptsfl.simulation.run import rates_seen, rounds_planned
 from adaptsfl.simulation.world import check_run
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0  # between two attempts to reach the fed server
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 5.0  # between two attempts to reach the fed server
+FAREWELL_S = 30.0  # for devices that are away when the run ends to come and hear of it
+# What ends by itself once the fed server is reached, restarted or given space.
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
 T = TypeVar("T")
 
 
@@ -95,9 +104,11 @@ class EdgeServer(Service):
         self.round: Round | None = None
         self.tests: Tests | None = None
         self.ended_by = ""
+        self.over = ""  # what devices are told once the run is over
         self._before_s = self._began = self._round_began = self._round_s = 0.0
         self._common_at_close: LayerStates = {}
         self._changed = asyncio.Event()
+        self._admitting = asyncio.Lock()  # devices are let in one by one, and not between two blocks
         self._thread = ThreadPoolExecutor(1, "compute")  # all computing, one call at a time
 
     # --- being called ---
@@ -119,8 +130,9 @@ class EdgeServer(Service):
         try:
             async for message in session.messages():
                 yield message
+            member.told = session.stopped and not context.done()
         except BadMessage as error:
-            if member.session is session:
+            if member.newest is session:
                 member.violated(str(error))
                 self.say(f"{member.name}: {error}" + (" (shut out)" if member.quarantined else ""))
             raise
@@ -134,33 +146,56 @@ class EdgeServer(Service):
     async def _listen(self, session: Session, requests: AsyncIterator[wire.FromDevice], name: str) -> None:
         """Take in what a device sends, until it or we end the connection."""
         try:
-            hello = _of_kind(await anext(requests), "hello").hello
-            if hello.device != name:
-                raise BadMessage(f"{name} calls itself {hello.device[:64]!r}")
-            if hello.version != PROTOCOL:
-                raise NotNow(f"{name} speaks version {hello.version} of the protocol, this server {PROTOCOL}")
-            member = session.member
-            if member.session is not None:
-                member.session.close(NotNow(f"{name} has connected anew"))
-            member.session = session
-            welcome = wire.Welcome(number=member.number, settings=self.terms.to_json())
-            session.send(wire.ToDevice(welcome=welcome))
-            ready = _of_kind(await anext(requests), "ready").ready
-            if ready.samples < self.terms.batch_size:
-                raise BadMessage(f"{name} has {ready.samples} samples, a mini-batch has {self.terms.batch_size}")
-            self.measured.ready(member.number, ready)
-            member.samples = int(ready.samples)
-            if hello.attempt != member.attempt:
-                member.attempt = 0
-            await self._admit(member)
-            self._tell_of(member)
-            self._wake()
+            attempt = await self._greet(session, requests, name)
+            answer = await anext(requests)
+            if answer.WhichOneof("kind") == "failure":
+                self._take_failure(session, answer.failure)
+                return
+            await self._let_in(session, _of_kind(answer, "ready").ready, attempt)
             while True:
                 await self._heed(session, await anext(requests), requests)
         except StopAsyncIteration:
             session.close()
         except Exception as error:
             session.close(error)
+
+    async def _greet(self, session: Session, requests: AsyncIterator[wire.FromDevice], name: str) -> int:
+        """Hear who a device is, and tell it the terms; return the attempt whose layers it holds."""
+        hello = _of_kind(await anext(requests), "hello").hello
+        if hello.device != name:
+            raise BadMessage(f"{name} calls itself {hello.device[:64]!r}")
+        if hello.version != PROTOCOL:
+            raise NotNow(f"{name} speaks version {hello.version} of the protocol, this server {PROTOCOL}")
+        member = session.member
+        if member.session is not None:
+            member.session.close(NotNow(f"{name} has connected anew"))
+        # Nothing is sent to a device, and nobody waits for it, before it is ready.
+        member.newest, member.session, member.gave_up = session, None, False
+        if self.over:
+            self._send_home(session)
+        welcome = wire.Welcome(number=member.number, settings=self.terms.to_json())
+        session.send(wire.ToDevice(welcome=welcome))
+        return int(hello.attempt)
+
+    async def _let_in(self, session: Session, ready: wire.Ready, attempt: int) -> None:
+        """Count a device among those who are here, and tell it what the others are doing."""
+        member = session.member
+        if member.newest is not session:
+            raise NotNow(f"{member.name} has connected anew")
+        if ready.samples < self.terms.batch_size:
+            raise BadMessage(f"{member.name} has {ready.samples} samples, a mini-batch has {self.terms.batch_size}")
+        self.measured.ready(member.number, ready)
+        member.samples, member.session = int(ready.samples), session
+        if attempt != member.attempt:
+            member.attempt = 0
+        self._tell_of(member)
+        self._wake()
+        if self.over:
+            self._send_home(session)
+        elif self.block is not None:
+            if member.attempt != self.block.attempt:  # it will ask the fed server for layers
+                await self._open_again(self.block)
+            await self._admit(session)
 
     async def _heed(self, session: Session, message: wire.FromDevice, requests: AsyncIterator[wire.FromDevice]) -> None:
         match message.WhichOneof("kind"):
@@ -169,9 +204,7 @@ class EdgeServer(Service):
             case "delivered":
                 self._take_delivered(session.member, message.delivered)
             case "failure":
-                session.member.last_error = message.failure.reason[:500]
-                self.say(f"{session.member.name} gave up: {session.member.last_error}")
-                session.close()
+                self._take_failure(session, message.failure)
             case kind:
                 raise BadMessage(f"{kind or 'nothing'} came where it had no place")
 
@@ -183,6 +216,8 @@ class EdgeServer(Service):
             return
         self.shapes.check(told, member.cut)
         arrival = await session.receive(told, self.shapes, requests)
+        if self.block is not block or member.session is not session or member.attempt != block.attempt:
+            return  # the block was closed meanwhile, or the device has connected anew and sends it again
         self.measured.device(member.number, uplink_bps=arrival.bps, downlink_bps=told.downlink)
         if told.evaluation:
             await self._test(member, arrival)
@@ -197,14 +232,14 @@ class EdgeServer(Service):
             session.send(wire.ToDevice(gradients=header), data)
             return
         current = self.round
-        if current is None or told.round != current.number:
-            following = current.number if current is not None else self.progress.rounds + 1
+        if current is not None and told.round == current.number and member.number in current.arrivals:
+            return  # sent again over a new connection, before it was answered
+        if current is None or current.closed or told.round != current.number:
+            following = self.progress.rounds + (2 if current is not None and current.closed else 1)
             if told.round > following:
                 raise BadMessage(f"activations of round {told.round} came, before round {following} was trained")
             session.send(wire.ToDevice(skip=wire.Skip(next_round=following)))
             return
-        if member.number in current.arrivals:
-            return  # sent again over a new connection, before it was answered
         current.arrivals[member.number] = arrival
         member.strikes = 0
         await self._compute(self.edge_model.receive, member.number, arrival.activations)
@@ -220,48 +255,66 @@ class EdgeServer(Service):
 
     async def _test(self, member: Member, arrival: Arrival) -> None:
         """Evaluate a mini-batch of a device's test samples, unless training has gone on meanwhile."""
-        tests = self.tests
-        if tests is None or not 0 < arrival.told.evaluation_batches <= 2**20:
+        tests, told = self.tests, arrival.told
+        if tests is None or not 0 < told.evaluation_batches <= 2**20:
             return
-        missing = tests.missing.setdefault(member.number, arrival.told.evaluation_batches)
-        if missing <= 0:
-            raise BadMessage("more test samples came than were announced")
+        batches = tests.batches.setdefault(member.number, told.evaluation_batches)
+        if told.round >= batches:
+            raise BadMessage(f"test samples {told.round} came of {batches} that were announced")
         found = await self._compute(self.edge_model.evaluate, member.number, arrival.activations, arrival.labels)
         if self.tests is tests:
-            tests.add(member.number, *found)
+            tests.add(member.number, told.round, found)
             self._wake()
 
-    async def _admit(self, member: Member) -> None:
-        """Tell a device that has come, or come back, what the others are doing."""
-        block = self.block
-        if block is None or member.session is None:
-            return
-        if member.attempt != block.attempt:
-            member.cut, member.answered = block.cuts[member.number], None
-            await self._compute(self.edge_model.admit, member.number, member.cut)
-            member.attempt = block.attempt
-        self._send_plan(member, block)
-        if block.closing:
-            member.session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
+    def _take_failure(self, session: Session, failure: wire.Failure) -> None:
+        member = session.member
+        member.last_error, member.gave_up = failure.reason[:500], True
+        self.say(f"{member.name} gave up: {member.last_error}")
+        session.close()
 
-    def _send_plan(self, member: Member, block: OpenBlock) -> None:
-        if member.session is None:
-            return
+    async def _admit(self, session: Session) -> None:
+        """Tell a device that has come, or come back, what the others are doing; once per connection and block."""
+        member = session.member
+        async with self._admitting:
+            block = self.block
+            if block is None or member.session is not session or session.planned == block.attempt:
+                return
+            if member.attempt != block.attempt:
+                await self._give_layers(member, block)
+            session.planned = block.attempt
+            self._send_plan(session, block)
+            if block.closing:
+                session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
+
+    async def _give_layers(self, member: Member, block: OpenBlock) -> None:
+        """Let a device begin with the block's layers; what it did in the block before it was lost counts no more."""
+        if self.round is not None and not self.round.closed:
+            self.round.arrivals.pop(member.number, None)
+        member.cut = block.cuts[member.number]
+        await self._compute(self.edge_model.admit, member.number, member.cut)
+        for lost in (block.trained, block.delivered, block.delivered_for):
+            lost.discard(member.number)
+        member.answered, member.attempt = None, block.attempt
+
+    def _send_plan(self, session: Session, block: OpenBlock) -> None:
         plan = wire.Plan(
             attempt=block.attempt,
             block=block.number,
             next_round=self.progress.rounds + 1,
             last_round=block.last_round,
-            cut=member.cut,
+            cut=session.member.cut,
             evaluate=self.tests is not None,
         )
-        member.session.send(wire.ToDevice(plan=plan))
+        session.send(wire.ToDevice(plan=plan))
 
     # --- conducting ---
 
     async def run(self) -> str:
         """Train until the recipe's end; return what ended it."""
-        self._resume()
+        if self._resume():
+            self.say("this run is over already")
+            await self._say_goodbye(self.by_number)
+            return self.ended_by
         self._write_run("running")
         self._began = time.monotonic()
         await self._wait_for_start()
@@ -271,11 +324,12 @@ class EdgeServer(Service):
         return self.ended_by
 
     async def _wait_for_start(self) -> None:
-        """Wait for all devices; after a while for as many as are needed."""
+        """Wait for all devices but those that cannot; after a while for as many as are needed."""
         deadline = time.monotonic() + self.recipe.deploy.start_deadline_s
         while True:
             here = len(self._here())
-            if here == self.terms.devices or (here >= self.quorum and time.monotonic() >= deadline):
+            able = sum(not (member.gave_up or member.quarantined) for member in self.by_number)
+            if here >= self.quorum and (here >= able or time.monotonic() >= deadline):
                 return
             self._wait_for(f"devices: {here} of {self.terms.devices} are here")
             await self._change(deadline - time.monotonic() if here >= self.quorum else None)
@@ -311,9 +365,6 @@ class EdgeServer(Service):
         fetched: LayerStates = {}
         if first <= last:
             fetched = await self._fetch(opening, brought, first, last)
-        self.block, self.round = None, None
-        await self._compute(self.edge_model.place, deepest, fetched)
-        self.tests = Tests(self.progress.rounds) if evaluate else None
         block = OpenBlock(
             attempt=attempt,
             number=self.progress.blocks + 1,
@@ -327,14 +378,17 @@ class EdgeServer(Service):
             observed=observed,
             predicted=self.decisions.predicted(observed, [planned[number] for number in numbers]),
         )
-        self.block = block
-        if rounds:
-            self.round = Round(self.progress.rounds + 1)
+        async with self._admitting:
+            await self._compute(self.edge_model.place, deepest, fetched)
+            self.tests = Tests(self.progress.rounds) if evaluate else None
+            self.block, self.round = block, Round(self.progress.rounds + 1) if rounds else None
             self._round_began = time.perf_counter()
-        for member in self._here():
-            member.attempt = 0
-            await self._admit(member)
+            for member in self.by_number:
+                member.attempt = 0
         self._tell_of_plan(block)
+        for member in self._here():
+            if member.session is not None:
+                await self._admit(member.session)
         return block
 
     async def _fetch(self, opening: wire.Opening, brought: LayerStates, first: int, last: int) -> LayerStates:
@@ -355,6 +409,7 @@ class EdgeServer(Service):
         current = self.round
         while True:
             await self._arrivals(block, current)
+            current.closed = True
             present = tuple(sorted(current.arrivals))
             began = time.perf_counter()
             weights = self._shares(present)
@@ -363,6 +418,7 @@ class EdgeServer(Service):
                 losses, gradients = await self._compute(self.edge_model.train, present, labels, weights)
                 break
             except Spoilt as error:
+                current.closed = False
                 for device in error.devices:
                     del current.arrivals[device]
                     session = self.by_number[device].session
@@ -371,18 +427,21 @@ class EdgeServer(Service):
         took = time.perf_counter() - began
         self.progress.rounds = number
         self.round = Round(number + 1) if number < block.last_round else None
+        block.trained = set(present)
         for device, gradient in zip(present, gradients, strict=True):
-            self._answer(self.by_number[device], number, gradient)
+            self._answer(block, self.by_number[device], number, gradient)
         loss = float((losses * losses.new_tensor(weights)).sum())
         self._end_tests()
         self._note_round(block, current, present, loss, took)
 
-    def _answer(self, member: Member, number: int, gradient: Tensor) -> None:
+    def _answer(self, block: OpenBlock, member: Member, number: int, gradient: Tensor) -> None:
+        member.last_round, member.rounds = number, member.rounds + 1
+        if member.attempt != block.attempt:
+            return  # it has lost the layers that this is for
         tensor, data = pack(gradient, self.shapes.wire_dtype)
         header = wire.Gradients(round=number, tensor=tensor)
         member.answered = number, (header, data)
-        member.last_round, member.rounds = number, member.rounds + 1
-        if member.session is not None:
+        if member.session is not None and member.session.planned == block.attempt:  # else it asks once it has its plan
             member.session.send(wire.ToDevice(gradients=header), data)
 
     async def _arrivals(self, block: OpenBlock, current: Round) -> None:
@@ -407,10 +466,13 @@ class EdgeServer(Service):
         while True:
             await self._deliveries(block)
             uploaded = time.perf_counter()
+            devices = set(block.delivered)
             try:
-                for device in sorted(block.delivered - block.delivered_for):
+                for device in sorted(devices - block.delivered_for):
                     await self._deliver_own(block, device)
-                closed = await self._average(block)
+                if not devices <= block.delivered:
+                    continue  # one of them has lost its layers meanwhile, or the fed server has
+                closed = await self._average(block, devices)
             except NotNow:  # the fed server was restarted: it knows nothing of this block any more
                 await self._open_again(block)
                 continue
@@ -418,6 +480,7 @@ class EdgeServer(Service):
                 break
             block.delivered -= {self.members[name].number for name in closed.missing if name in self.members}
             self._ask_to_deliver(block)
+        self.block = None  # whoever comes now is let in with the next one
         self.progress.version, self.progress.deepest = closed.version, block.deepest
         block.seconds["b1"] += uploaded - began
         block.seconds["b2"] += time.perf_counter() - uploaded
@@ -427,30 +490,43 @@ class EdgeServer(Service):
 
     def _ask_to_deliver(self, block: OpenBlock) -> None:
         for member in self._here():
-            if member.attempt == block.attempt and member.number not in block.delivered and member.session is not None:
-                member.session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
+            session = member.session
+            if session is not None and session.planned == block.attempt and member.number not in block.delivered:
+                session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
 
-    async def _average(self, block: OpenBlock) -> wire.Closed:
-        weights = {self.by_number[k].name: self._weight(k) for k in sorted(block.delivered)}
+    async def _average(self, block: OpenBlock, devices: Collection[int]) -> wire.Closed:
+        weights = {self.by_number[k].name: self._weight(k) for k in sorted(devices)}
         return await self._with_fed(lambda: self.fed.close(block.attempt, weights))
 
     async def _open_again(self, block: OpenBlock) -> None:
         """Make sure that the fed server knows the block; if it had forgotten, everybody delivers once more."""
-        if await self._tell_fed(block.opening, block.brought):
+        if await self._tell_fed(block.opening, block.brought, lambda: self.block is block):
             block.delivered.clear()
             block.delivered_for.clear()
-            self._ask_to_deliver(block)
+            if block.closing:
+                self._ask_to_deliver(block)
 
-    async def _tell_fed(self, opening: wire.Opening, brought: LayerStates) -> bool:
-        """Open a block at the fed server; return whether it did not know it."""
-        return await self._with_fed(lambda: self.fed.open(opening, brought))
+    async def _tell_fed(
+        self, opening: wire.Opening, brought: LayerStates, still: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Open a block at the fed server, if that is `still` wanted; return whether it did not know it."""
+
+        async def call() -> bool:
+            return still() and await self.fed.open(opening, brought)
+
+        try:
+            return await self._with_fed(call)
+        except NotNow as error:
+            remedy = "Give both servers the folders that they had, or begin anew with two empty ones"
+            raise InvalidInput("fed server", str(error), remedy) from None
 
     async def _deliveries(self, block: OpenBlock) -> None:
         """Wait until those who are there have delivered; after the deadline until enough have."""
         deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
-        last, patience = set(block.present[-1]), FIRST_WAIT_S
+        patience = FIRST_WAIT_S
         while True:
             here = {m.number for m in self._here() if m.attempt == block.attempt}
+            last = block.trained
             # Those who took part in the last round count; if too few of them are left, whoever is here.
             counted = here & last if len(here & last) >= self.quorum else here
             done = block.delivered & counted
@@ -483,17 +559,40 @@ class EdgeServer(Service):
             self._end_tests()
             self.block = None
         self.journal.flush()
-        await self._with_fed(lambda: self.fed.finish(version, common))
+        try:
+            await self._with_fed(lambda: self.fed.finish(version, common))
+        except NotNow as error:
+            remedy = "Give both servers the folders that they had, or begin anew with two empty ones"
+            raise InvalidInput("fed server", str(error), remedy) from None
         self._write_run("done")
+        await self._say_goodbye([member for member in self.by_number if member.samples])
+
+    async def _say_goodbye(self, members: Sequence[Member]) -> None:
+        """Tell devices that the run is over, also those that are away for a moment."""
+        self.over = f"the run is over ({self.ended_by}, {self.progress.rounds} rounds)"
         for member in self._here():
             if member.session is not None:
-                reason = f"the run is over ({self.ended_by}, {self.progress.rounds} rounds)"
-                member.session.send(wire.ToDevice(stop=wire.Stop(reason=reason, done=True)))
-                member.session.close()
+                self._send_home(member.session)
+        deadline = time.monotonic() + FAREWELL_S
+        while (left := deadline - time.monotonic()) > 0:
+            missing = [m for m in members if not (m.told or m.gave_up or m.quarantined)]
+            if not missing:
+                return
+            away = [m.name for m in missing if m.session is None]
+            if away:
+                self._wait_for(f"{', '.join(away)} to hear that the run is over")
+            await self._change(left)
+
+    def _send_home(self, session: Session) -> None:
+        """Tell a device that the run is over; it ends the connection."""
+        session.stopped = True
+        session.send(wire.ToDevice(stop=wire.Stop(reason=self.over, done=True)))
 
     def _untested(self, block: OpenBlock) -> bool:
         assert self.tests is not None
-        return any(self.tests.missing.get(m.number, 1) > 0 for m in self._here() if m.attempt == block.attempt)
+        here = self._here()
+        left = any(not self.tests.complete(m.number) for m in here if m.attempt == block.attempt)
+        return left or len(here) < self.quorum
 
     def shut_down(self) -> None:
         """Let go of the thread that computes."""
@@ -587,16 +686,20 @@ class EdgeServer(Service):
     def _elapsed(self) -> float:
         return self._before_s + time.monotonic() - self._began
 
-    def _resume(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+    def _resume(self) -> bool:
+        """Go on from the checkpoint, if there is one; return whether nothing is left to be done."""
         found = self.journal.begin()
         if found is not None:
             self.progress, states = found
             self._before_s = self.progress.seconds
             self.edge_model.load_common(states, self.progress.deepest)
             self.ended_by = self._end()
+            if self.journal.done:
+                self.ended_by = self.ended_by or "target"
+                return True
             self.say(f"going on after round {self.progress.rounds}")
         self._common_at_close = self.edge_model.common_states()
+        return False
 
     def _write_run(self, status: str) -> None:
         facts = {
@@ -677,7 +780,8 @@ class EdgeServer(Service):
         return [weight / sum(weights) for weight in weights]
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        """Do some work in the thread that computes; it is done even if the device that it is for leaves meanwhile."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments))
 
     async def _with_fed(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call the fed server, again and again while it is away; `NotNow` if it does not know what we speak of."""
@@ -688,7 +792,7 @@ class EdgeServer(Service):
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise NotNow(str(error.details())) from None
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                if error.code() not in PASSING:
                     problem = f"{error.code().name}: {error.details()}"
                     raise InvalidInput("fed server", problem, "Check its log, certificates and recipe") from None
                 self._wait_for(f"the fed server ({first_line(Exception(error.details()))})")

@@ -37,6 +37,7 @@ class EdgeModel:
         common = [template.layer(number) for number in range(floor + 1, model.layers + 1)]
         self.server = EdgeServer(common, statistics, template.settings, sample_cross_entropy)
         self.server.non_common = [[] for _ in range(devices)]
+        self._sent: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by device: activations, and its buffers before them
         self._base: LayerStates = {}  # of the client-specific layers above the lowest cut, as the block began
 
     def common_states(self) -> LayerStates:
@@ -74,6 +75,7 @@ class EdgeModel:
         """Run a device's own layers on what it sent, while others still send."""
         if activations.dim() == 4:
             activations = activations.contiguous(memory_format=torch.channels_last)
+        self._sent[device] = activations, [buffer.clone() for buffer in _buffers(self.server.non_common[device])]
         self.server.receive(device, activations)
 
     def train(
@@ -83,7 +85,7 @@ class EdgeModel:
 
         Raises `Spoilt`, and leaves all layers as they were, if a device's activations lead to no numbers.
         """
-        kept = [buffer.clone() for buffer in self._common_buffers()]
+        kept = [buffer.clone() for buffer in _buffers(self.server.common)]
         losses = self.server.forward(present, [labels[device] for device in present], weights)
         gradients: list[Tensor] = []
         spoilt = [device for device, loss in zip(present, losses.tolist(), strict=True) if not abs(loss) < float("inf")]
@@ -97,10 +99,15 @@ class EdgeModel:
             if not all(bool(torch.isfinite(gradient).all()) for gradient in self.server.gradients):
                 spoilt = spoilt or [max(zip(losses.tolist(), present, strict=True))[1]]
         if spoilt:
-            for buffer, value in zip(self._common_buffers(), kept, strict=True):
-                buffer.copy_(value)
+            _restore(self.server.common, kept)
+            for device in present:
+                if device not in spoilt:  # the others are trained in a second try, for which their graphs are needed
+                    activations, buffers = self._sent[device]
+                    _restore(self.server.non_common[device], buffers)
+                    self.receive(device, activations.detach())
             raise Spoilt(spoilt)
         self.server.update()
+        self._sent.clear()
         return losses, gradients
 
     def evaluate(self, device: int, activations: Tensor, labels: Tensor) -> tuple[int, float, int]:
@@ -116,8 +123,15 @@ class EdgeModel:
         right = int((outputs.argmax(1) == flat).sum())
         return right, float(functional.cross_entropy(outputs, flat, reduction="sum")), len(flat)
 
-    def _common_buffers(self) -> list[Tensor]:
-        return [buffer for layer in self.server.common for buffer in layer.piece.buffers()]
+
+def _buffers(layers: Sequence[Layer]) -> list[Tensor]:
+    return [buffer for layer in layers for buffer in layer.piece.buffers()]
+
+
+def _restore(layers: Sequence[Layer], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, value in zip(_buffers(layers), values, strict=True):
+            buffer.copy_(value)
 
 
 def _set_mode(layers: Sequence[Layer], *, training: bool) -> None:

@@ -81,6 +81,7 @@ class FedServer(Service):
         self._closed: tuple[int, int] | None = None  # attempt and version of the block that was closed last
         self.versions: dict[int, LayerStates] = self._load()
         self.finished = asyncio.Event()
+        self.failure: NotWritten | None = None  # what ended it before the model was put together
         self._averaging = asyncio.Lock()
 
     # --- calls ---
@@ -152,7 +153,7 @@ class FedServer(Service):
             if missing:
                 return Closed(version=block.version, missing=missing)
             states = await asyncio.to_thread(self._averaged, block, weights)
-            await asyncio.to_thread(self._save, block.version + 1, states, block.attempt)
+            await self._written(self._save, block.version + 1, states, block.attempt)
             self.versions[block.version + 1] = states
             for old in sorted(self.versions)[:-KEPT_VERSIONS]:
                 del self.versions[old]
@@ -174,7 +175,7 @@ class FedServer(Service):
             raise BadMessage(f"layers {header.first} to {header.last} came, {len(own) + 1} and on were expected")
         data = await self._body(parts, header.size, expected)
         common = self.template.from_bytes(data, expected) if expected else {}
-        await asyncio.to_thread(self._write_model, {**own, **common})
+        await self._written(self._write_model, {**own, **common})
         self.say(f"the model is in {self.folder / MODEL_FILE}")
         self.finished.set()
         return Received(size=len(data))
@@ -242,6 +243,15 @@ class FedServer(Service):
 
     # --- disk ---
 
+    async def _written(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Write something; if that fails this server ends, and goes on from the version before once it is restarted."""
+        try:
+            await asyncio.to_thread(write, *arguments)
+        except NotWritten as error:
+            self.failure = error
+            self.finished.set()
+            raise
+
     def _load(self) -> dict[int, LayerStates]:
         found: dict[int, LayerStates] = {}
         for file in sorted(self.folder.glob("version-*.safetensors"), key=_version_of)[-KEPT_VERSIONS:]:
@@ -282,7 +292,12 @@ class FedServer(Service):
             pieces.append(layer.piece.state_dict())
         whole: dict[str, Tensor] = self.model.merge_state(*pieces)
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in whole.items()}
-        replace_file(self.folder / MODEL_FILE, lambda path: write_tensors(path, tensors))
+        place = self.folder / MODEL_FILE
+        try:
+            replace_file(place, lambda path: write_tensors(path, tensors))
+        except OSError as error:
+            remedy = "Free some space: all layers are still there"
+            raise NotWritten(f"{place}: cannot be written ({first_line(error)}). {remedy}.") from error
 
 
 def _header(part: LayersPart) -> Layers:

@@ -11,8 +11,10 @@ from adaptsfl.deploy.transfer import SHORTEST_S, Incoming, chunks
 from adaptsfl.deploy.wire_pb2 import Closed, Closing, Final, Layers, LayersPart, Opening, Wanted
 from adaptsfl.errors import BadMessage
 
-# How long to wait for an answer, and for the server to be there at all.
+# How long to wait for an answer, beside the time that the layers take on the slowest link that is borne with. Calls
+# fail at once if the server is away: callers know best what to do then.
 PATIENCE_S = 120.0
+SLOWEST_BPS = 100e3
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,14 @@ class FedClient:
         first, last = min(brought, default=0), max(brought, default=0)
         header = Layers(attempt=opening.attempt, first=first, last=last, size=len(data))
         parts = _parts(LayersPart(opening=opening), LayersPart(header=header), data)
-        opened = await self.calls.open(parts, timeout=PATIENCE_S, wait_for_ready=True)
+        opened = await self.calls.open(parts, timeout=_patience(len(data)))
         return bool(opened.anew)
 
     async def fetch(self, attempt: int, first: int, last: int) -> Moved:
         """Return averaged layers."""
         layers = range(first, last + 1)
-        stream = self.calls.fetch(
-            Wanted(attempt=attempt, first=first, last=last), timeout=PATIENCE_S, wait_for_ready=True
-        )
+        wanted = Wanted(attempt=attempt, first=first, last=last)
+        stream = self.calls.fetch(wanted, timeout=_patience(self.template.largest_bytes(layers)))
         incoming: Incoming | None = None
         async for part in stream:
             if incoming is None:
@@ -62,14 +63,14 @@ class FedClient:
         data = to_bytes(states)
         header = Layers(attempt=attempt, device=device, first=min(states), last=max(states), size=len(data))
         started = time.perf_counter()
-        await self.calls.deliver(_parts(LayersPart(header=header), data), timeout=PATIENCE_S, wait_for_ready=True)
+        await self.calls.deliver(_parts(LayersPart(header=header), data), timeout=_patience(len(data)))
         seconds = time.perf_counter() - started
         return Moved(len(data), 8 * len(data) / max(seconds, SHORTEST_S), {})
 
     async def close(self, attempt: int, weights: Mapping[str, float]) -> Closed:
         """Let the copies be averaged."""
         request = Closing(attempt=attempt, weights=weights)
-        closed: Closed = await self.calls.close(request, timeout=PATIENCE_S, wait_for_ready=True)
+        closed: Closed = await self.calls.close(request, timeout=PATIENCE_S)
         return closed
 
     async def finish(self, version: int, common: LayerStates) -> None:
@@ -77,7 +78,11 @@ class FedClient:
         data = to_bytes(common) if common else b""
         header = Layers(first=min(common, default=0), last=max(common, default=0), size=len(data))
         parts = _parts(LayersPart(final=Final(version=version)), LayersPart(header=header), data)
-        await self.calls.finish(parts, timeout=PATIENCE_S, wait_for_ready=True)
+        await self.calls.finish(parts, timeout=_patience(len(data)))
+
+
+def _patience(size: int) -> float:
+    return PATIENCE_S + 8 * size / SLOWEST_BPS
 
 
 async def _parts(*parts: Any) -> AsyncIterator[LayersPart]:

@@ -16,7 +16,7 @@ from adaptsfl.deploy.layers_file import LayerStates, by_layer, named
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput, NotWritten, first_line
 from adaptsfl.files import about_tensors, replace_file, write_tensors
-from adaptsfl.simulation.folder import RECORD, append_block, write_run
+from adaptsfl.simulation.folder import RECORD, RUN, append_block, write_run
 from adaptsfl.simulation.record import Block, block_line, block_of
 
 CHECKPOINT = "edge.safetensors"
@@ -68,6 +68,14 @@ class Journal:
         self._last = None if last is None else block_of(json.loads(last))
         self._drop_later_blocks(progress)
         return progress, states
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended, and everything is written."""
+        try:
+            return bool(json.loads((self.folder / RUN).read_text(encoding="utf-8"))["status"] == "done")
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def note(self, block: Block) -> None:
         """Take in a block that is done; the one before it is written."""

@@ -2,11 +2,17 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
 
 from adaptsfl.config import Recipe
 from adaptsfl.deploy.device import DeviceParty
@@ -16,19 +22,32 @@ from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen,
 from adaptsfl.deploy.service import OPTIONS, Calls, Service
 from adaptsfl.deploy.status_server import serve_status
 from adaptsfl.deploy.terms import Terms
-from adaptsfl.errors import Stopped
+from adaptsfl.errors import InvalidInput, NotWritten, Stopped, first_line
 
 MOST_STREAMS = ("grpc.max_concurrent_streams", 16)  # of one connection
 FAREWELL_S = 3.0  # for what was sent last to arrive
+SETTLE_S = 0.1  # for gRPC's own tasks, which print a traceback if the loop ends before them
+# A server that was away is found again soon after it is back; by default that may take two minutes.
+RECONNECTING = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5_000))
+
+LOCK = ".lock"
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 async def serve_fed(recipe: Recipe, address: str, credentials: Credentials | None, folder: Path, say: Say) -> None:
     """Serve until the model is put together."""
-    fed = FedServer(Terms.of(recipe), folder, say)
-    server = await _serving(fed, address, credentials, say)
-    await _until_stopped(fed.finished.wait(), server)
+
+    async def work() -> None:
+        fed = FedServer(Terms.of(recipe), folder, say)
+        async with _serving(fed, address, credentials, say):
+            await fed.finished.wait()
+        if fed.failure is not None:
+            raise fed.failure
+
+    with held(folder):
+        await _until_stopped(work())
 
 
 async def serve_edge(
@@ -42,19 +61,24 @@ async def serve_edge(
     status_port: int | None = None,
 ) -> str:
     """Train until the recipe's end; return what ended it."""
-    async with open_channel(fed, "fed", credentials, Party("edge", "edge"), OPTIONS) as channel:
-        edge = EdgeServer(recipe, folder, Calls(channel, "Fed"), say=say)
-        status = None
-        if status_port is not None:
-            status = serve_status(edge.board, port=status_port)
-            say(f"status on http://127.0.0.1:{status.port}")
-        try:
-            server = await _serving(edge, address, credentials, say)
-            return str(await _until_stopped(edge.run(), server))
-        finally:
-            edge.shut_down()
-            if status is not None:
-                status.close()
+
+    async def work() -> str:
+        async with open_channel(fed, "fed", credentials, Party("edge", "edge"), (*OPTIONS, *RECONNECTING)) as channel:
+            edge = EdgeServer(recipe, folder, Calls(channel, "Fed"), say=say)
+            status = None
+            if status_port is not None:
+                status = serve_status(edge.board, port=status_port)
+                say(f"status on http://127.0.0.1:{status.port}")
+            try:
+                async with _serving(edge, address, credentials, say):
+                    return await edge.run()
+            finally:
+                edge.shut_down()
+                if status is not None:
+                    status.close()
+
+    with held(folder):
+        return str(await _until_stopped(work()))
 
 
 async def join(
@@ -70,21 +94,47 @@ async def join(
 ) -> str:
     """Take part as a device until the run is over; return why it is."""
     device = DeviceParty(party, edge, fed, credentials, data=data, allowed=allowed, floor=floor, say=say)
-    return str(await _until_stopped(device.run(), None))
+    return str(await _until_stopped(device.run()))
 
 
-async def _serving(service: Service, address: str, credentials: Credentials | None, say: Say) -> grpc.aio.Server:
+@asynccontextmanager
+async def _serving(
+    service: Service, address: str, credentials: Credentials | None, say: Say
+) -> AsyncIterator[grpc.aio.Server]:
     server = grpc.aio.server(options=(*SERVER_OPTIONS, *OPTIONS, MOST_STREAMS))
     server.add_generic_rpc_handlers((service.handlers(),))
     port = await listen(server, address, credentials)
     await server.start()
     host = address.rpartition(":")[0]
     say(f"listening on {host}:{port}" + ("" if credentials is not None else ", without TLS"))
-    return server
+    try:
+        yield server
+    finally:
+        await server.stop(FAREWELL_S)
+        await asyncio.sleep(SETTLE_S)
 
 
-async def _until_stopped(work: Coroutine[Any, Any, Any], server: grpc.aio.Server | None) -> Any:
-    """Do the work; Ctrl-C and SIGTERM end it, and the server, in order."""
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a folder for this process: two servers that write to one would leave a run that nobody can go on with."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("w")
+    except OSError as error:
+        remedy = "Give a folder that can be written"
+        raise NotWritten(f"{folder}: cannot be written ({first_line(error)}). {remedy}.") from error
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                remedy = "Stop it first, or give another folder"
+                raise InvalidInput("--out", "is in use by another server", remedy, source=str(folder)) from None
+        yield
+
+
+async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work; Ctrl-C and SIGTERM end it in order."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     stopped: list[str] = []
 
@@ -100,6 +150,3 @@ async def _until_stopped(work: Coroutine[Any, Any, Any], server: grpc.aio.Server
         if stopped:
             raise Stopped("stopped; the same command goes on from the last checkpoint.") from None
         raise
-    finally:
-        if server is not None:
-            await server.stop(FAREWELL_S)

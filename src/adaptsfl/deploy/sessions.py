@@ -34,11 +34,15 @@ class Member:
         cut: in that block.
         answered: the last round that was trained with it, and what it was answered, in case it asks again.
         strikes: violations in a row; `violations` is all of them.
+        session: its connection, once it is ready; `newest` also before, and while it takes leave.
+        gave_up: it said that it cannot go on.
+        told: it knows that the run is over.
     """
 
     number: int
     name: str
     session: "Session | None" = None
+    newest: "Session | None" = None
     samples: int = 0
     attempt: int = 0
     cut: int = 0
@@ -46,6 +50,8 @@ class Member:
     strikes: int = 0
     violations: int = 0
     quarantined: bool = False
+    gave_up: bool = False
+    told: bool = False
     last_round: int = 0
     rounds: int = 0
     last_error: str = ""
@@ -115,6 +121,8 @@ class Session:
 
     def __init__(self, member: Member) -> None:
         self.member = member
+        self.planned = 0  # the attempt of the block whose plan was sent last over this connection
+        self.stopped = False  # whether it was told that the run is over
         self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue(maxsize=64)
         self._error: BaseException | None = None
         self.sent_bytes = 0

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from adaptsfl.deploy.certs import make_certificates
 from adaptsfl.errors import RunFailed
@@ -106,7 +107,8 @@ class Fleet:
                     raise RunFailed(
                         "Fleet", f"the {server} server ended with code {code}: {self._told.get(server, '')}"
                     )
-            if all(process.poll() is not None for name, process in self.processes.items() if name.startswith("device")):
+            codes = [process.poll() for name, process in self.processes.items() if name.startswith("device")]
+            if None not in codes and 0 not in codes:  # 0: it was told that the run is over
                 self._settle("edge")
                 if self.processes["edge"].poll() is None:
                     last = "; ".join(sorted({self._told.get(name, "") for name in self.processes if "device" in name}))
@@ -144,8 +146,26 @@ def fleet_up(
 ) -> Iterator[Fleet]:
     """Start all parties; end those who still run at the end."""
     fleet = Fleet(recipe, devices, folder, say, status_port=status_port, more=more or [])
+    with _ended_by_sigterm():
+        try:
+            fleet.start_all()
+            yield fleet
+        finally:
+            fleet.stop()
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: else this process would end, and leave all others behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        fleet.start_all()
-        yield fleet
+        yield
     finally:
-        fleet.stop()
+        signal.signal(signal.SIGTERM, before)
