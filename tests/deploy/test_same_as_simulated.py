@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from deploy.deployed import RECIPE, deployment, finish, model_of, record_of
 from safetensors.torch import load_file
 
 from adaptsfl.config import load_recipe
 from adaptsfl.simulation.experiment import Experiment
+from deploy.deployed import RECIPE, deployment, finish, model_of, record_of
 
 TOLERANCE = 2e-5  # of float32 weights after 20 rounds: sums in another order
 

@@ -15,6 +15,7 @@ import grpc
 import torch
 from torch import Tensor
 
+from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.device_data import DeviceData, load_device_data
 from adaptsfl.deploy.fed_client import FedClient
@@ -95,7 +96,8 @@ class DeviceParty:
                     return reason
                 problem = "the edge server ended the connection"
             except grpc.aio.AioRpcError as error:
-                problem = f"{error.code().name.lower().replace('_', ' ')}: {first_line(Exception(error.details()))}"
+                why = printable(first_line(Exception(error.details())))
+                problem = f"{error.code().name.lower().replace('_', ' ')}: {why}"
                 if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
                     raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
             if time.monotonic() - began > LONGEST_WAIT_S:

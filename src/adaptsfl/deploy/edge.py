@@ -18,23 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adaptsfl.checks import printable
 from adaptsfl.config import Recipe
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.block import OpenBlock, Round, Tests
 from adaptsfl.deploy.decisions import Decisions
 from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
 from adaptsfl.deploy.fed_client import FedClient
-from adaptsfl.deploy.identity import require
+from adaptsfl.deploy.identity import Party, require
 from adaptsfl.deploy.journal import Journal, Progress
 from adaptsfl.deploy.layers_file import LayerStates, Template
 from adaptsfl.deploy.probe import time_layers
 from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.service import Calls, NotNow, Service
-from adaptsfl.deploy.sessions import Arrival, Member, Session, Shapes
+from adaptsfl.deploy.service import Calls, NotNow, Service, TooMuch
+from adaptsfl.deploy.sessions import HELLO_S, MOST_SAMPLES, Arrival, Member, Session, Shapes
 from adaptsfl.deploy.status import Board, Status
 from adaptsfl.deploy.tensors import pack
 from adaptsfl.deploy.terms import PROTOCOL, Terms
-from adaptsfl.errors import BadMessage, InvalidInput, first_line
+from adaptsfl.errors import BadMessage, InvalidInput, TrainingDiverged, first_line
 from adaptsfl.loading import costs_of
 from adaptsfl.models import SplitModel
 from adaptsfl.simulation.record import Block
@@ -66,10 +67,10 @@ class EdgeServer(Service):
         board: Board | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        super().__init__(say)
         self.terms = Terms.of(recipe)
         self.recipe = recipe = self.terms.recipe
         check_run(self.terms.run)
-        self.say = say
         self.model, example = self.terms.model()
         self.template = Template(self.model, self.terms.optimizer)
         self.fed = FedClient(fed, self.template)
@@ -109,20 +110,16 @@ class EdgeServer(Service):
         if member is None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{party.name} is no device of this run")
             return
-        if member.quarantined:
-            why = f"{party.name} is shut out: {member.last_error}"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        if not member.may_join():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{party.name} connects too often")
+        if not member.joins.allows():
+            raise TooMuch(f"{party.name} connects too often")
         session = Session(member)
         listening = asyncio.create_task(self._listen(session, aiter(requests), party.name))
         try:
             async for message in session.messages():
                 yield message
-        except BadMessage as error:
+        except BadMessage:
             if member.session is session:
-                member.violated(str(error))
-                self.say(f"{member.name}: {error}" + (" (shut out)" if member.quarantined else ""))
+                member.attempt = 0
             raise
         finally:
             listening.cancel()
@@ -131,10 +128,33 @@ class EdgeServer(Service):
                 self._tell_of(member)
             self._wake()
 
+    def violated(self, party: Party, reason: str) -> None:
+        """Take note that a device broke the protocol, in whichever call."""
+        member = self.members.get(party.name)
+        if member is not None:
+            member.violated(reason)
+            self.say(f"{member.name}: {member.last_error}" + (" (shut out)" if member.quarantined else ""))
+            self._send_away(member)
+
+    def behaved(self, party: Party) -> None:
+        """Strikes end when activations come that are as they should be, not with any call."""
+
+    def shut_out(self, party: Party) -> str:
+        """Return why a device may not call any more; empty if it may."""
+        member = self.members.get(party.name)
+        return member.last_error if member is not None and member.quarantined else ""
+
+    def _send_away(self, member: Member) -> None:
+        """End the connection of a device that is shut out, whichever of its calls was the last straw."""
+        if member.quarantined and member.session is not None:
+            member.session.close(NotNow(f"{member.name} is shut out: {member.last_error}"))
+        self._tell_of(member)
+
     async def _listen(self, session: Session, requests: AsyncIterator[wire.FromDevice], name: str) -> None:
         """Take in what a device sends, until it or we end the connection."""
         try:
-            hello = _of_kind(await anext(requests), "hello").hello
+            async with asyncio.timeout(HELLO_S):
+                hello = _of_kind(await anext(requests), "hello").hello
             if hello.device != name:
                 raise BadMessage(f"{name} calls itself {hello.device[:64]!r}")
             if hello.version != PROTOCOL:
@@ -146,10 +166,11 @@ class EdgeServer(Service):
             welcome = wire.Welcome(number=member.number, settings=self.terms.to_json())
             session.send(wire.ToDevice(welcome=welcome))
             ready = _of_kind(await anext(requests), "ready").ready
-            if ready.samples < self.terms.batch_size:
+            if not self.terms.batch_size <= ready.samples <= MOST_SAMPLES:
                 raise BadMessage(f"{name} has {ready.samples} samples, a mini-batch has {self.terms.batch_size}")
             self.measured.ready(member.number, ready)
             member.samples = int(ready.samples)
+            session.ready = True
             if hello.attempt != member.attempt:
                 member.attempt = 0
             await self._admit(member)
@@ -159,6 +180,8 @@ class EdgeServer(Service):
                 await self._heed(session, await anext(requests), requests)
         except StopAsyncIteration:
             session.close()
+        except TimeoutError:
+            session.close(NotNow(f"{name} did not say hello"))
         except Exception as error:
             session.close(error)
 
@@ -167,9 +190,9 @@ class EdgeServer(Service):
             case "activations":
                 await self._take(session, message.activations, requests)
             case "delivered":
-                self._take_delivered(session.member, message.delivered)
+                self._take_delivered(session, message.delivered)
             case "failure":
-                session.member.last_error = message.failure.reason[:500]
+                session.member.last_error = printable(message.failure.reason)
                 self.say(f"{session.member.name} gave up: {session.member.last_error}")
                 session.close()
             case kind:
@@ -180,20 +203,23 @@ class EdgeServer(Service):
         member, block = session.member, self.block
         if block is None or told.attempt != member.attempt or member.attempt != block.attempt:
             await session.discard(told, self.shapes, requests)  # of a block that was closed without it
+            member.late = False  # it is slow, but there
             return
         self.shapes.check(told, member.cut)
         arrival = await session.receive(told, self.shapes, requests)
         self.measured.device(member.number, uplink_bps=arrival.bps, downlink_bps=told.downlink)
         if told.evaluation:
-            await self._test(member, arrival)
+            await self._test(session, arrival)
             return
         if not block.first_round <= told.round <= block.last_round:
             raise BadMessage(
                 f"activations of round {told.round} came in rounds {block.first_round} to {block.last_round}"
             )
+        member.late = False
         self.measured.computed(member.number, member.cut, told.forward_s, told.backward_s)
         if member.answered is not None and member.answered[0] == told.round:
             header, data = member.answered[1]  # it was trained, and the answer was lost on the way
+            session.idle()
             session.send(wire.ToDevice(gradients=header), data)
             return
         current = self.round
@@ -201,27 +227,34 @@ class EdgeServer(Service):
             following = current.number if current is not None else self.progress.rounds + 1
             if told.round > following:
                 raise BadMessage(f"activations of round {told.round} came, before round {following} was trained")
+            session.idle()
             session.send(wire.ToDevice(skip=wire.Skip(next_round=following)))
             return
         if member.number in current.arrivals:
+            session.idle()
             return  # sent again over a new connection, before it was answered
         current.arrivals[member.number] = arrival
         member.strikes = 0
+        session.useful()
         await self._compute(self.edge_model.receive, member.number, arrival.activations)
         self._wake()
 
-    def _take_delivered(self, member: Member, delivered: wire.Delivered) -> None:
-        if self.block is not None and self.block.closing and delivered.attempt == self.block.attempt == member.attempt:
-            self.block.delivered.add(member.number)
+    def _take_delivered(self, session: Session, delivered: wire.Delivered) -> None:
+        member, block = session.member, self.block
+        session.idle()
+        if block is not None and block.closing and delivered.attempt == block.attempt == member.attempt:
+            block.delivered.add(member.number)
             self.measured.device(
                 member.number, fed_uplink_bps=delivered.fed_uplink, fed_downlink_bps=delivered.fed_downlink
             )
             self._wake()
 
-    async def _test(self, member: Member, arrival: Arrival) -> None:
+    async def _test(self, session: Session, arrival: Arrival) -> None:
         """Evaluate a mini-batch of a device's test samples, unless training has gone on meanwhile."""
+        member = session.member
         tests = self.tests
-        if tests is None or not 0 < arrival.told.evaluation_batches <= 2**20:
+        if tests is None:
+            session.idle()
             return
         missing = tests.missing.setdefault(member.number, arrival.told.evaluation_batches)
         if missing <= 0:
@@ -241,7 +274,7 @@ class EdgeServer(Service):
             await self._compute(self.edge_model.admit, member.number, member.cut)
             member.attempt = block.attempt
         self._send_plan(member, block)
-        if block.closing:
+        if block.closing and member.session is not None:
             member.session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
 
     def _send_plan(self, member: Member, block: OpenBlock) -> None:
@@ -363,6 +396,11 @@ class EdgeServer(Service):
                 losses, gradients = await self._compute(self.edge_model.train, present, labels, weights)
                 break
             except Spoilt as error:
+                if 2 * len(error.devices) > len(present) > 1:
+                    raise TrainingDiverged(
+                        f"round {number}: the loss of {len(error.devices)} of {len(present)} devices is no number, so "
+                        "it is the model. Lower training.learning_rate, and begin anew in an empty folder"
+                    ) from None
                 for device in error.devices:
                     del current.arrivals[device]
                     session = self.by_number[device].session
@@ -389,13 +427,16 @@ class EdgeServer(Service):
         """Wait until all who are there have sent, or the deadline has passed and enough have."""
         deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
         while True:
-            waiting = [m for m in self._here() if m.attempt == block.attempt and m.number not in current.arrivals]
+            missing = [m for m in self._here() if m.attempt == block.attempt and m.number not in current.arrivals]
+            waiting = [m for m in missing if not m.late]
             enough = len(current.arrivals) >= self.quorum
             if enough and (not waiting or time.monotonic() >= deadline):
                 if waiting:
                     self.say(f"round {current.number} goes on without {', '.join(m.name for m in waiting)}")
+                for member in waiting:
+                    member.late = True
                 return
-            if not waiting:
+            if not missing:
                 self._wait_for(f"devices: {len(current.arrivals)} of {self.quorum} that are needed")
             await self._change(max(0.0, deadline - time.monotonic()) if enough else None)
 
@@ -416,14 +457,28 @@ class EdgeServer(Service):
                 continue
             if not closed.missing:
                 break
-            block.delivered -= {self.members[name].number for name in closed.missing if name in self.members}
+            for member in [self.members[name] for name in closed.missing if name in self.members]:
+                block.delivered.discard(member.number)
+                member.failed_to_deliver()
+                if member.session is not None:
+                    member.session.close(BadMessage("it said that its layers are at the fed server, and none are"))
             self._ask_to_deliver(block)
+        self._note_deliveries(block)
         self.progress.version, self.progress.deepest = closed.version, block.deepest
         block.seconds["b1"] += uploaded - began
         block.seconds["b2"] += time.perf_counter() - uploaded
         self._note_block(block)
         self._common_at_close = self.edge_model.common_states()
         self.journal.save(self.progress, self._common_at_close)
+
+    def _note_deliveries(self, block: OpenBlock) -> None:
+        """Remember who held up the others: whoever does so again and again is shut out."""
+        for member in [self.by_number[device] for device in block.present[-1]]:
+            if member.number in block.delivered:
+                member.undelivered = 0
+            elif member.session is not None and member.attempt == block.attempt:
+                member.failed_to_deliver()
+                self._send_away(member)
 
     def _ask_to_deliver(self, block: OpenBlock) -> None:
         for member in self._here():
@@ -661,7 +716,7 @@ class EdgeServer(Service):
 
     def _here(self) -> list[Member]:
         """Return the devices that are connected and ready, in the order of the fleet."""
-        return [m for m in self.by_number if m.session is not None and m.samples and m.number in self.measured.devices]
+        return [m for m in self.by_number if m.session is not None and m.session.ready]
 
     async def _enough(self) -> None:
         while len(self._here()) < self.quorum:
