@@ -1,6 +1,7 @@
 """The two services of wire.proto, for those who serve them and those who call them."""
 
 import asyncio
+import logging
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -125,6 +126,7 @@ class Service:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server needs."""
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_not_cancelled)
         made = {}
         for name, (takes_many, gives_many, request, answer) in METHODS[self.service].items():
             kind = f"{'stream' if takes_many else 'unary'}_{'stream' if gives_many else 'unary'}_rpc_method_handler"
@@ -201,6 +203,11 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str] | None:
         case StopAsyncIteration():
             return grpc.StatusCode.INVALID_ARGUMENT, "the stream ended too early"
     return None
+
+
+def _not_cancelled(record: logging.LogRecord) -> bool:
+    """Keep nothing of what gRPC says of a call that its caller gave up: with its traceback, anybody could fill the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def _read(kind: Any, data: bytes) -> Any:

@@ -21,7 +21,8 @@ DTYPES = {
 }
 LARGEST_INT8 = 127
 MOST_DIMENSIONS = 8  # of any tensor; the product of thousands of them would keep a server busy for seconds
-SMALLEST_SCALE = 2.0**-126  # that a header can hold without rounding it away
+# What a header can hold without rounding it away, or up to where 127 of it are infinite.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**121
 
 
 def pack(tensor: Tensor, wire_dtype: str) -> tuple[TensorHeader, memoryview]:
@@ -33,7 +34,7 @@ def pack(tensor: Tensor, wire_dtype: str) -> tuple[TensorHeader, memoryview]:
     dtype, scale = DTYPES[wire_dtype], 0.0
     if wire_dtype == "int8":
         largest = float(tensor.abs().amax()) if tensor.numel() else 0.0
-        scale = max(largest / LARGEST_INT8, SMALLEST_SCALE) if largest else 1.0
+        scale = min(max(largest / LARGEST_INT8, SMALLEST_SCALE), LARGEST_SCALE) if largest else 1.0
         tensor = (tensor / scale).round_().clamp_(-LARGEST_INT8, LARGEST_INT8)
     elif dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
