@@ -259,9 +259,11 @@ class Liar(Hostile):
         try:
             await self.say(hello=wire.Hello(device=self.name, version=PROTOCOL))
             while True:
-                message = await call.read()
-                if message is grpc.aio.EOF:
-                    raise StopAsyncIteration
+                reading = asyncio.ensure_future(call.read())
+                await asyncio.wait({reading, self.deployment.run}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done() or (message := reading.result()) is grpc.aio.EOF:
+                    reading.cancel()
+                    raise StopAsyncIteration  # the run is over
                 match message.WhichOneof("kind"):
                     case "welcome":
                         await self.say(ready=self.ready())

@@ -7,14 +7,24 @@ import asyncio
 import contextlib
 import gc
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from adaptsfl.costs import CutCosts
 from adaptsfl.deploy import service, sessions
+from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.certs import make_certificates
-from deploy.hostile_client import Hostile, Liar
-from deploy.in_process import Deployment, deployed
+from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.sessions import Member, Session
+from adaptsfl.deploy.terms import PROTOCOL
+from adaptsfl.errors import BadMessage, Refused, TrainingDiverged
+from adaptsfl.latency import phase_times
+from adaptsfl.training import OptimizerSettings
+from deploy.hostile_client import ABSURD, Hostile, Liar, hold_open
+from deploy.in_process import PATIENCE_S, Deployment, deployed
 
 HOSTILE = ("device-4", "device-5", "device-6")
 HONEST = ("device-1", "device-2", "device-3")
@@ -92,7 +102,7 @@ def test_ten_thousand_hostile_messages_change_nothing(tmp_path: Path, certs: Pat
 @pytest.mark.usefixtures("endless")
 def test_a_member_that_lies_in_every_way_does_not_end_the_run(tmp_path: Path, certs: Path) -> None:
     async def main() -> None:
-        changes = ("deploy.quorum=0.5", "run.rounds=60", "deploy.round_deadline_s=5.0")
+        changes = ("deploy.quorum=0.5", "run.rounds=25", "deploy.round_deadline_s=5.0")
         async with deployed(tmp_path, certs, *changes) as deployment:
             devices = joined(deployment, HONEST)
             liar = Liar(deployment, "device-4", 0)
@@ -114,3 +124,172 @@ def test_a_member_that_lies_in_every_way_does_not_end_the_run(tmp_path: Path, ce
             await liar.close()
 
     asyncio.run(main())
+
+
+def test_three_violations_shut_a_device_out_of_everything(tmp_path: Path, certs: Path) -> None:
+    async def main() -> None:
+        async with deployed(tmp_path, certs) as deployment:
+            hostile = Hostile(deployment, "device-4", 0)
+            assert await hostile.call("Edge", "train", [b"\xff"]) == "INVALID_ARGUMENT"
+            nasty = wire.FromDevice(hello=wire.Hello(device="\x1b[2J\x07", version=PROTOCOL))
+            assert await hostile.call("Edge", "train", [nasty.SerializeToString()]) == "INVALID_ARGUMENT"
+            assert deployment.status("device-4").state == "away"
+            assert await hostile.call("Edge", "echo", [b""]) == "INVALID_ARGUMENT"
+            for method in ("train", "echo"):
+                assert await hostile.call("Edge", method, []) == "PERMISSION_DENIED"
+            board = deployment.status("device-4")
+            assert (board.state, board.violations) == ("quarantined", 3)
+            assert board.last_error.isprintable()
+            # The other server sees for itself.
+            for _ in range(3):
+                assert await hostile.call("Fed", "deliver", [b"\xff"]) == "INVALID_ARGUMENT"
+            for method in ("deliver", "fetch", "echo"):
+                assert await hostile.call("Fed", method, []) == "PERMISSION_DENIED"
+            said = len(deployment.lines)
+            for _ in range(500):
+                assert await hostile.call("Edge", "train", [b"\xff"]) in ("PERMISSION_DENIED", "ENDED")
+            assert len(deployment.lines) == said  # nobody is told five hundred times
+            assert deployment.status("device-4").violations == 3
+            await hostile.close()
+
+    asyncio.run(main())
+
+
+def test_a_device_may_not_do_anything_too_often(tmp_path: Path, certs: Path) -> None:
+    async def main() -> None:
+        async with deployed(tmp_path, certs) as deployment:
+            hostile = Hostile(deployment, "device-4", 0)
+            hello = [hostile.hello().SerializeToString()]
+            codes = [await hostile.call("Edge", "train", hello) for _ in range(sessions.JOINS_PER_MINUTE + 20)]
+            assert codes.count("OK") == sessions.JOINS_PER_MINUTE
+            assert codes.count("RESOURCE_EXHAUSTED") == 20
+            for server in ("Edge", "Fed"):
+                codes = [await hostile.call(server, "echo", []) for _ in range(service.ECHOES_PER_MINUTE + 5)]
+                assert codes.count("RESOURCE_EXHAUSTED") == 5
+            # Calls that are left open: so many, and what they announce is not taken from memory.
+            await deployment.until(lambda: not deployment.fed._calls)
+            before = resident_mb()
+            calls = [await hold_open(hostile, "Fed", "deliver", []) for _ in range(service.MOST_CALLS)]
+            await deployment.until(lambda: sum(deployment.fed._calls.values()) == service.MOST_CALLS)
+            assert await hostile.call("Fed", "deliver", []) == "RESOURCE_EXHAUSTED"
+            assert await Hostile(deployment, "device-5", 0).call("Fed", "deliver", []) == "INVALID_ARGUMENT"
+            assert resident_mb() - before < 20
+            for call in calls:
+                call.cancel()
+            await deployment.until(lambda: not deployment.fed._calls)
+            assert await hostile.call("Fed", "deliver", []) == "INVALID_ARGUMENT"
+            await hostile.close()
+
+    asyncio.run(main())
+
+
+def test_devices_that_say_nothing_hold_nobody_up_for_long(tmp_path: Path, certs: Path) -> None:
+    """One says hello, one is ready and then silent, one sends a header and no bytes: one deadline is lost, not ten."""
+
+    async def main() -> None:
+        changes = (*FLEET, PLANS, "deploy.round_deadline_s=3.0", "run.evaluate_every=100")
+        async with deployed(tmp_path, certs, *changes) as deployment:
+            silent = [Liar(deployment, name, 0) for name in HOSTILE]
+            hello = silent[0].hello()
+            calls = [await hold_open(silent[0], "Edge", "train", [hello])]
+            for liar in silent[1:]:
+                calls.append(
+                    await hold_open(liar, "Edge", "train", [liar.hello(), wire.FromDevice(ready=liar.ready())])
+                )
+            members = [deployment.edge.members[name] for name in HOSTILE]
+            await deployment.until(lambda: all(m.session is not None and m.session.ready for m in members[1:]))
+            devices = joined(deployment, HONEST)
+            await deployment.until(lambda: deployment.edge.block is not None and members[2].attempt != 0)
+            silent[2].plan = wire.Plan(attempt=members[2].attempt, cut=members[2].cut, next_round=1)
+            await calls[2].write(wire.FromDevice(activations=silent[2].batch()[0]).SerializeToString())
+            await deployment.finish(devices)
+            late = [line for line in deployment.lines if "goes on without" in line]
+            assert len(late) == 1, deployment.lines
+            assert "device-5, device-6" in late[0]
+            assert deployment.edge.progress.rounds == 10
+            assert all(m.rounds == 0 for m in members)
+            for call, liar in zip(calls, silent, strict=True):
+                call.cancel()
+                await liar.close()
+
+    asyncio.run(main())
+
+
+def test_whoever_claims_deliveries_that_never_came_is_shut_out(tmp_path: Path, certs: Path) -> None:
+    """It trains as it should, says that its layers are at the fed server, and brings none."""
+
+    async def main() -> None:
+        async with deployed(tmp_path, certs, "deploy.round_deadline_s=20.0", "run.rounds=20") as deployment:
+            devices = joined(deployment, HONEST)
+            cheat = deployment.device("device-4")
+
+            async def claim(attempt: int, stream: Any, _fed: Any) -> None:
+                await stream.write(wire.FromDevice(delivered=wire.Delivered(attempt=attempt)))
+
+            cheat._deliver = claim  # type: ignore[method-assign]
+            with pytest.raises(Refused, match="its layers are at the fed server, and none are"):
+                await cheat.run()
+            for _ in range(2):
+                with pytest.raises(Refused, match=r"none are|shut out"):
+                    await cheat.run()
+            with pytest.raises(Refused, match="shut out"):
+                await cheat.run()
+            await deployment.finish(devices)
+            assert deployment.status("device-4").state == "quarantined"
+            assert deployment.status("device-4").violations == 3
+
+    asyncio.run(main())
+
+
+def test_a_model_that_diverged_is_nobodys_fault(tmp_path: Path, certs: Path) -> None:
+    """Where most losses are no numbers, the learning rate is to blame, and no device is shut out for it."""
+
+    async def main() -> None:
+        changes = ("training.learning_rate=1e30", 'model.options={width=0.25,norm="none"}')
+        async with deployed(tmp_path, certs, *changes) as deployment:
+            devices = joined(deployment, ("device-1", "device-2", "device-3", "device-4"))
+            with pytest.raises(TrainingDiverged, match=r"Lower training\.learning_rate"):
+                await asyncio.wait_for(deployment.run, PATIENCE_S)
+            assert all(not deployment.edge.members[name].quarantined for name in HONEST)
+            for task in devices:
+                task.cancel()
+            await asyncio.gather(*devices, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_device_that_does_not_read_is_let_go() -> None:
+    async def main() -> None:
+        session = Session(Member(0, "device-1"))
+        for _ in range(sessions.MOST_UNREAD_TENSORS):
+            session.send(wire.ToDevice(), memoryview(bytes(10)))
+        session.send(wire.ToDevice())
+        session.send(wire.ToDevice(), memoryview(bytes(10)))
+        with pytest.raises(BadMessage, match="does not read"):
+            _ = [message async for message in session.messages()]
+        session = Session(Member(0, "device-1"))
+        for _ in range(10 * sessions.MOST_UNREAD):
+            session.send(wire.ToDevice())
+        session.close()
+        with pytest.raises(BadMessage, match="does not read"):
+            _ = [message async for message in session.messages()]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("value", ABSURD)
+def test_whatever_a_device_measured_leaves_numbers_to_plan_with(tmp_path: Path, value: float) -> None:
+    costs = CutCosts(*([1e6, 2e6],) * 2, *([1e5, 1e4],) * 2, [1e5, 2e5], memory_bytes=[1e6, 2e6])
+    fleet = MeasuredFleet(costs, ["device-1", "device-2"], 8, OptimizerSettings())
+    good = wire.Ready(samples=8, forward_s=[1e-3, 1e-3], backward_s=[1e-3, 1e-3])
+    fleet.ready(0, good)
+    rates = wire.Rates(uplink=value, downlink=value, fed_uplink=value, fed_downlink=value)
+    fleet.ready(1, wire.Ready(samples=8, forward_s=[0, 5e-324], backward_s=[1e6, 1e6], rates=rates))
+    for _ in range(50):
+        fleet.device(1, uplink_bps=value, downlink_bps=value)
+        fleet.computed(1, 1, value, value)
+    planned = fleet.fleet((0, 1))
+    times = phase_times(fleet.costs, planned, np.array([1, 2]), 8)
+    assert all(0 <= time.seconds < 1e30 for time in times)
+    with pytest.raises(BadMessage, match=r"has 0.000 MB of memory, and the shallowest cut needs 1.000 MB"):
+        fleet.ready(1, wire.Ready(samples=8, forward_s=[1, 1], backward_s=[1, 1], memory_bytes=1))

@@ -100,6 +100,8 @@ class DeviceParty:
                 problem = f"{error.code().name.lower().replace('_', ' ')}: {why}"
                 if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
                     raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
+            except asyncio.InvalidStateError:  # gRPC's word for writing after the end
+                problem = "the edge server ended the connection"
             if time.monotonic() - began > LONGEST_WAIT_S:
                 wait = FIRST_WAIT_S
             self.say(f"{problem}; trying again in {wait:g} s")

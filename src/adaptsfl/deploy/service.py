@@ -206,7 +206,7 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str] | None:
 
 
 def _not_cancelled(record: logging.LogRecord) -> bool:
-    """Keep nothing of what gRPC says of a call that its caller gave up: with its traceback, anybody could fill the log."""
+    """Drop what gRPC says of calls that were given up: with their tracebacks anybody could fill the log."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
