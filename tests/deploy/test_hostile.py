@@ -18,6 +18,7 @@ from adaptsfl.deploy import service, sessions
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.certs import make_certificates
 from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.service import STRIKES
 from adaptsfl.deploy.sessions import Member, Session
 from adaptsfl.deploy.terms import PROTOCOL
 from adaptsfl.errors import BadMessage, Refused, TrainingDiverged
@@ -106,6 +107,8 @@ def test_a_member_that_lies_in_every_way_does_not_end_the_run(tmp_path: Path, ce
         async with deployed(tmp_path, certs, *changes) as deployment:
             devices = joined(deployment, HONEST)
             liar = Liar(deployment, "device-4", 0)
+            for lie in liar.lies:  # everything once, and everybody at work, before memory counts
+                await liar.lie(lie)
             before = resident_mb()
             while not deployment.run.done():
                 for lie in liar.lies:
@@ -227,16 +230,15 @@ def test_whoever_claims_deliveries_that_never_came_is_shut_out(tmp_path: Path, c
                 await stream.write(wire.FromDevice(delivered=wire.Delivered(attempt=attempt)))
 
             cheat._deliver = claim  # type: ignore[method-assign]
-            with pytest.raises(Refused, match="its layers are at the fed server, and none are"):
-                await cheat.run()
-            for _ in range(2):
-                with pytest.raises(Refused, match=r"none are|shut out"):
+            why = []
+            while "is shut out" not in "".join(why):
+                with pytest.raises(Refused) as caught:
                     await cheat.run()
-            with pytest.raises(Refused, match="shut out"):
-                await cheat.run()
+                why.append(str(caught.value))
+            assert "its layers are at the fed server, and none are" in why[0]
             await deployment.finish(devices)
             assert deployment.status("device-4").state == "quarantined"
-            assert deployment.status("device-4").violations == 3
+            assert deployment.edge.members["device-4"].undelivered == STRIKES
 
     asyncio.run(main())
 
@@ -245,7 +247,7 @@ def test_a_model_that_diverged_is_nobodys_fault(tmp_path: Path, certs: Path) -> 
     """Where most losses are no numbers, the learning rate is to blame, and no device is shut out for it."""
 
     async def main() -> None:
-        changes = ("training.learning_rate=1e30", 'model.options={width=0.25,norm="none"}')
+        changes = ("training.common_learning_rate=1e30",)
         async with deployed(tmp_path, certs, *changes) as deployment:
             devices = joined(deployment, ("device-1", "device-2", "device-3", "device-4"))
             with pytest.raises(TrainingDiverged, match=r"Lower training\.learning_rate"):

@@ -39,6 +39,8 @@ FINAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
+# A server that will not have our certificate hangs up without a word; so may one that is being started, but not for long.
+HUNG_UP, MOST_HANG_UPS = ("failed to connect", "Socket closed"), 4
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
 
@@ -87,7 +89,7 @@ class DeviceParty:
 
     async def run(self) -> str:
         """Take part until the edge server says that the run is over; return why."""
-        wait = FIRST_WAIT_S
+        wait, hang_ups = FIRST_WAIT_S, 0
         while True:
             began = time.monotonic()
             try:
@@ -100,6 +102,13 @@ class DeviceParty:
                 problem = f"{error.code().name.lower().replace('_', ' ')}: {why}"
                 if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
                     raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
+                hung_up = all(words in str(error.details()) for words in HUNG_UP)
+                hang_ups = hang_ups + 1 if hung_up and self.terms is None else 0
+                if hang_ups >= MOST_HANG_UPS:
+                    raise Refused(
+                        f"{self.party}: the edge server hangs up {hang_ups} times in a row before anything is said. "
+                        "Check certificates: its ca.pem may be another, or ours may have expired."
+                    ) from None
             except asyncio.InvalidStateError:  # gRPC's word for writing after the end
                 problem = "the edge server ended the connection"
             if time.monotonic() - began > LONGEST_WAIT_S:

@@ -451,6 +451,7 @@ class EdgeServer(Service):
             try:
                 for device in sorted(block.delivered - block.delivered_for):
                     await self._deliver_own(block, device)
+                averaged = set(block.delivered)  # others may still say that they have
                 closed = await self._average(block)
             except NotNow:  # the fed server was restarted: it knows nothing of this block any more
                 await self._open_again(block)
@@ -463,7 +464,7 @@ class EdgeServer(Service):
                 if member.session is not None:
                     member.session.close(BadMessage("it said that its layers are at the fed server, and none are"))
             self._ask_to_deliver(block)
-        self._note_deliveries(block)
+        self._note_deliveries(block, averaged)
         self.progress.version, self.progress.deepest = closed.version, block.deepest
         block.seconds["b1"] += uploaded - began
         block.seconds["b2"] += time.perf_counter() - uploaded
@@ -471,10 +472,10 @@ class EdgeServer(Service):
         self._common_at_close = self.edge_model.common_states()
         self.journal.save(self.progress, self._common_at_close)
 
-    def _note_deliveries(self, block: OpenBlock) -> None:
+    def _note_deliveries(self, block: OpenBlock, averaged: set[int]) -> None:
         """Remember who held up the others: whoever does so again and again is shut out."""
         for member in [self.by_number[device] for device in block.present[-1]]:
-            if member.number in block.delivered:
+            if member.number in averaged:
                 member.undelivered = 0
             elif member.session is not None and member.attempt == block.attempt:
                 member.failed_to_deliver()
