@@ -39,7 +39,7 @@ FINAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-# A server that will not have our certificate hangs up without a word; so may one that is being started, but not for long.
+# A server that will not have our certificate hangs up without a word; one that is being started does not for long.
 HUNG_UP, MOST_HANG_UPS = ("failed to connect", "Socket closed"), 4
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 

@@ -92,7 +92,7 @@ class MeasuredFleet:
         costs = self.costs
         if forward_s > 0 and backward_s > 0:
             work = self.batch_size * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
-            self.devices[number]["flops"].add(work / (forward_s + backward_s))
+            self.devices[number]["flops"].add(work / max(1e-9, forward_s + backward_s))
 
     def server_took(self, cuts: Sequence[int], seconds: float) -> None:
         """Take in how long the server's turn of one round took."""
