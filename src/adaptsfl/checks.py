@@ -102,6 +102,12 @@ def _per(of: str) -> str:
     return f", {of}" if of else ""
 
 
+def printable(text: str, most: int = 500) -> str:
+    """Return text from outside as a terminal can show it: one line, no control characters, not too long."""
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
 def short(value: Any) -> str:
     """Return a value as it is written in code, cut short where it is long."""
     try:

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from adaptsfl import __version__, planner
+from adaptsfl.checks import printable
 from adaptsfl.config import ModelConfig, load_fleet, load_recipe
 from adaptsfl.errors import InfeasiblePlan, InvalidInput, RankFailed, Stopped, message_of
 from adaptsfl.loading import load_problem, model_costs
@@ -436,8 +437,8 @@ def _credentials(folder: Path | None, name: str, *, insecure: bool) -> Any:
 
 
 def _tell(text: str) -> None:
-    """Print a line of what goes on, with the time."""
-    _console().print(f"{time.strftime('%H:%M:%S')} {text}", soft_wrap=True)
+    """Print a line of what goes on, with the time; what others say in it cannot move the cursor."""
+    _console().print(f"{time.strftime('%H:%M:%S')} {printable(text, 2000)}", soft_wrap=True)
 
 
 def _need_deploy() -> None:

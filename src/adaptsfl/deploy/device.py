@@ -16,6 +16,7 @@ import grpc
 import torch
 from torch import Tensor
 
+from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.device_data import DeviceData, load_device_data
 from adaptsfl.deploy.fed_client import FedClient, Moved
@@ -47,6 +48,8 @@ PASSING = (
     grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
 )
 DELIVERY_ATTEMPTS = 5
+# A server that will not have our certificate hangs up without a word; one that is being started does not for long.
+HUNG_UP, MOST_HANG_UPS = ("failed to connect", "Socket closed"), 4
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
 
@@ -98,7 +101,7 @@ class DeviceParty:
 
     async def run(self) -> str:
         """Take part until the edge server says that the run is over; return why."""
-        wait = FIRST_WAIT_S
+        wait, hang_ups = FIRST_WAIT_S, 0
         while True:
             self._of_use = False
             try:
@@ -107,9 +110,17 @@ class DeviceParty:
                     return reason
                 problem = "the edge server ended the connection"
             except grpc.aio.AioRpcError as error:
-                problem = f"{error.code().name.lower().replace('_', ' ')}: {first_line(Exception(error.details()))}"
+                why = printable(first_line(Exception(error.details())))
+                problem = f"{error.code().name.lower().replace('_', ' ')}: {why}"
                 if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
                     raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
+                hung_up = all(words in str(error.details()) for words in HUNG_UP)
+                hang_ups = hang_ups + 1 if hung_up and self.terms is None else 0
+                if hang_ups >= MOST_HANG_UPS:
+                    raise Refused(
+                        f"{self.party}: the edge server hangs up {hang_ups} times in a row before anything is said. "
+                        "Check certificates: its ca.pem may be another, or ours may have expired."
+                    ) from None
             if self._of_use:
                 wait = FIRST_WAIT_S
             self.say(f"{problem}; trying again in {wait:.1f} s")

@@ -18,23 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adaptsfl.checks import printable
 from adaptsfl.config import Recipe
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.block import OpenBlock, Round, Tests
 from adaptsfl.deploy.decisions import Decisions
 from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
 from adaptsfl.deploy.fed_client import FedClient
-from adaptsfl.deploy.identity import require
+from adaptsfl.deploy.identity import Party, require
 from adaptsfl.deploy.journal import Journal, Progress
 from adaptsfl.deploy.layers_file import LayerStates, Template
 from adaptsfl.deploy.probe import time_layers
 from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.service import Calls, NotNow, Service
-from adaptsfl.deploy.sessions import Arrival, Member, Session, Shapes
+from adaptsfl.deploy.service import Calls, NotNow, Service, TooMuch
+from adaptsfl.deploy.sessions import HELLO_S, MOST_SAMPLES, Arrival, Member, Session, Shapes
 from adaptsfl.deploy.status import Board, Status
 from adaptsfl.deploy.tensors import pack
 from adaptsfl.deploy.terms import PROTOCOL, Terms
-from adaptsfl.errors import BadMessage, InvalidInput, first_line
+from adaptsfl.errors import BadMessage, InvalidInput, TrainingDiverged, first_line
 from adaptsfl.loading import costs_of
 from adaptsfl.models import SplitModel
 from adaptsfl.simulation.record import Block
@@ -75,10 +76,10 @@ class EdgeServer(Service):
         board: Board | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        super().__init__(say)
         self.terms = Terms.of(recipe)
         self.recipe = recipe = self.terms.recipe
         check_run(self.terms.run)
-        self.say = say
         self.model, example = self.terms.model()
         self.template = Template(self.model, self.terms.optimizer)
         self.fed = FedClient(fed, self.template)
@@ -120,21 +121,17 @@ class EdgeServer(Service):
         if member is None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{party.name} is no device of this run")
             return
-        if member.quarantined:
-            why = f"{party.name} is shut out: {member.last_error}"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        if not member.may_join():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{party.name} connects too often")
+        if not member.joins.allows():
+            raise TooMuch(f"{party.name} connects too often")
         session = Session(member)
         listening = asyncio.create_task(self._listen(session, aiter(requests), party.name))
         try:
             async for message in session.messages():
                 yield message
             member.told = session.stopped and not context.done()
-        except BadMessage as error:
+        except BadMessage:
             if member.newest is session:
-                member.violated(str(error))
-                self.say(f"{member.name}: {error}" + (" (shut out)" if member.quarantined else ""))
+                member.attempt = 0
             raise
         finally:
             listening.cancel()
@@ -143,10 +140,33 @@ class EdgeServer(Service):
                 self._tell_of(member)
             self._wake()
 
+    def violated(self, party: Party, reason: str) -> None:
+        """Take note that a device broke the protocol, in whichever call."""
+        member = self.members.get(party.name)
+        if member is not None:
+            member.violated(reason)
+            self.say(f"{member.name}: {member.last_error}" + (" (shut out)" if member.quarantined else ""))
+            self._send_away(member)
+
+    def behaved(self, party: Party) -> None:
+        """Strikes end when activations come that are as they should be, not with any call."""
+
+    def shut_out(self, party: Party) -> str:
+        """Return why a device may not call any more; empty if it may."""
+        member = self.members.get(party.name)
+        return member.last_error if member is not None and member.quarantined else ""
+
+    def _send_away(self, member: Member) -> None:
+        """End the connection of a device that is shut out, whichever of its calls was the last straw."""
+        if member.quarantined and member.session is not None:
+            member.session.close(NotNow(f"{member.name} is shut out: {member.last_error}"))
+        self._tell_of(member)
+
     async def _listen(self, session: Session, requests: AsyncIterator[wire.FromDevice], name: str) -> None:
         """Take in what a device sends, until it or we end the connection."""
         try:
-            attempt = await self._greet(session, requests, name)
+            async with asyncio.timeout(HELLO_S):
+                attempt = await self._greet(session, requests, name)
             answer = await anext(requests)
             if answer.WhichOneof("kind") == "failure":
                 self._take_failure(session, answer.failure)
@@ -156,6 +176,8 @@ class EdgeServer(Service):
                 await self._heed(session, await anext(requests), requests)
         except StopAsyncIteration:
             session.close()
+        except TimeoutError:
+            session.close(NotNow(f"{name} did not say hello"))
         except Exception as error:
             session.close(error)
 
@@ -182,7 +204,7 @@ class EdgeServer(Service):
         member = session.member
         if member.newest is not session:
             raise NotNow(f"{member.name} has connected anew")
-        if ready.samples < self.terms.batch_size:
+        if not self.terms.batch_size <= ready.samples <= MOST_SAMPLES:
             raise BadMessage(f"{member.name} has {ready.samples} samples, a mini-batch has {self.terms.batch_size}")
         self.measured.ready(member.number, ready)
         member.samples, member.session = int(ready.samples), session
@@ -202,7 +224,7 @@ class EdgeServer(Service):
             case "activations":
                 await self._take(session, message.activations, requests)
             case "delivered":
-                self._take_delivered(session.member, message.delivered)
+                self._take_delivered(session, message.delivered)
             case "failure":
                 self._take_failure(session, message.failure)
             case kind:
@@ -213,6 +235,7 @@ class EdgeServer(Service):
         member, block = session.member, self.block
         if block is None or told.attempt != member.attempt or member.attempt != block.attempt:
             await session.discard(told, self.shapes, requests)  # of a block that was closed without it
+            member.late = False  # it is slow, but there
             return
         self.shapes.check(told, member.cut)
         arrival = await session.receive(told, self.shapes, requests)
@@ -220,43 +243,51 @@ class EdgeServer(Service):
             return  # the block was closed meanwhile, or the device has connected anew and sends it again
         self.measured.device(member.number, uplink_bps=arrival.bps, downlink_bps=told.downlink)
         if told.evaluation:
-            await self._test(member, arrival)
+            await self._test(session, arrival)
             return
         if not block.first_round <= told.round <= block.last_round:
             raise BadMessage(
                 f"activations of round {told.round} came in rounds {block.first_round} to {block.last_round}"
             )
+        member.late = False
         self.measured.computed(member.number, member.cut, told.forward_s, told.backward_s)
         if member.answered is not None and member.answered[0] == told.round:
             header, data = member.answered[1]  # it was trained, and the answer was lost on the way
+            session.idle()
             session.send(wire.ToDevice(gradients=header), data)
             return
         current = self.round
         if current is not None and told.round == current.number and member.number in current.arrivals:
+            session.idle()
             return  # sent again over a new connection, before it was answered
         if current is None or current.closed or told.round != current.number:
             following = self.progress.rounds + (2 if current is not None and current.closed else 1)
             if told.round > following:
                 raise BadMessage(f"activations of round {told.round} came, before round {following} was trained")
+            session.idle()
             session.send(wire.ToDevice(skip=wire.Skip(next_round=following)))
             return
         current.arrivals[member.number] = arrival
         member.strikes = 0
+        session.useful()
         await self._compute(self.edge_model.receive, member.number, arrival.activations)
         self._wake()
 
-    def _take_delivered(self, member: Member, delivered: wire.Delivered) -> None:
-        if self.block is not None and self.block.closing and delivered.attempt == self.block.attempt == member.attempt:
-            self.block.delivered.add(member.number)
+    def _take_delivered(self, session: Session, delivered: wire.Delivered) -> None:
+        member, block = session.member, self.block
+        session.idle()
+        if block is not None and block.closing and delivered.attempt == block.attempt == member.attempt:
+            block.delivered.add(member.number)
             self.measured.device(
                 member.number, fed_uplink_bps=delivered.fed_uplink, fed_downlink_bps=delivered.fed_downlink
             )
             self._wake()
 
-    async def _test(self, member: Member, arrival: Arrival) -> None:
+    async def _test(self, session: Session, arrival: Arrival) -> None:
         """Evaluate a mini-batch of a device's test samples, unless training has gone on meanwhile."""
-        tests, told = self.tests, arrival.told
-        if tests is None or not 0 < told.evaluation_batches <= 2**20:
+        member, tests, told = session.member, self.tests, arrival.told
+        if tests is None:
+            session.idle()
             return
         batches = tests.batches.setdefault(member.number, told.evaluation_batches)
         if told.round >= batches:
@@ -268,7 +299,7 @@ class EdgeServer(Service):
 
     def _take_failure(self, session: Session, failure: wire.Failure) -> None:
         member = session.member
-        member.last_error, member.gave_up = failure.reason[:500], True
+        member.last_error, member.gave_up = printable(failure.reason), True
         self.say(f"{member.name} gave up: {member.last_error}")
         session.close()
 
@@ -419,6 +450,11 @@ class EdgeServer(Service):
                 break
             except Spoilt as error:
                 current.closed = False
+                if 2 * len(error.devices) > len(present) > 1:
+                    raise TrainingDiverged(
+                        f"round {number}: the loss of {len(error.devices)} of {len(present)} devices is no number, so "
+                        "it is the model. Lower training.learning_rate, and begin anew in an empty folder"
+                    ) from None
                 for device in error.devices:
                     del current.arrivals[device]
                     session = self.by_number[device].session
@@ -448,13 +484,16 @@ class EdgeServer(Service):
         """Wait until all who are there have sent, or the deadline has passed and enough have."""
         deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
         while True:
-            waiting = [m for m in self._here() if m.attempt == block.attempt and m.number not in current.arrivals]
+            missing = [m for m in self._here() if m.attempt == block.attempt and m.number not in current.arrivals]
+            waiting = [m for m in missing if not m.late]
             enough = len(current.arrivals) >= self.quorum
             if enough and (not waiting or time.monotonic() >= deadline):
                 if waiting:
                     self.say(f"round {current.number} goes on without {', '.join(m.name for m in waiting)}")
+                for member in waiting:
+                    member.late = True
                 return
-            if not waiting:
+            if not missing:
                 self._wait_for(f"devices: {len(current.arrivals)} of {self.quorum} that are needed")
             await self._change(max(0.0, deadline - time.monotonic()) if enough else None)
 
@@ -478,8 +517,13 @@ class EdgeServer(Service):
                 continue
             if not closed.missing:
                 break
-            block.delivered -= {self.members[name].number for name in closed.missing if name in self.members}
+            for member in [self.members[name] for name in closed.missing if name in self.members]:
+                block.delivered.discard(member.number)
+                member.failed_to_deliver()
+                if member.session is not None:
+                    member.session.close(BadMessage("it said that its layers are at the fed server, and none are"))
             self._ask_to_deliver(block)
+        self._note_deliveries(block, devices)
         self.block = None  # whoever comes now is let in with the next one
         self.progress.version, self.progress.deepest = closed.version, block.deepest
         block.seconds["b1"] += uploaded - began
@@ -487,6 +531,15 @@ class EdgeServer(Service):
         self._note_block(block)
         self._common_at_close = self.edge_model.common_states()
         self.journal.save(self.progress, self._common_at_close)
+
+    def _note_deliveries(self, block: OpenBlock, averaged: set[int]) -> None:
+        """Remember who held up the others: whoever does so again and again is shut out."""
+        for member in [self.by_number[device] for device in block.present[-1]]:
+            if member.number in averaged:
+                member.undelivered = 0
+            elif member.session is not None and member.attempt == block.attempt:
+                member.failed_to_deliver()
+                self._send_away(member)
 
     def _ask_to_deliver(self, block: OpenBlock) -> None:
         for member in self._here():
@@ -764,7 +817,7 @@ class EdgeServer(Service):
 
     def _here(self) -> list[Member]:
         """Return the devices that are connected and ready, in the order of the fleet."""
-        return [m for m in self.by_number if m.session is not None and m.samples and m.number in self.measured.devices]
+        return [m for m in self.by_number if m.session is not None]
 
     async def _enough(self) -> None:
         while len(self._here()) < self.quorum:

@@ -4,21 +4,29 @@ The mathematics are those of `training.reference`; here are the layers' coming a
 common layers from what a device may send. All of it runs in one thread, one call at a time.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from adaptsfl.deploy.layers_file import LayerStates, Template
+from adaptsfl.errors import BadMessage
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import Layer, run
 from adaptsfl.training.reference import EdgeServer
 from adaptsfl.training.settings import Statistics, sample_cross_entropy
 
+# A loss so many times the others' says nothing about the model; one step after it would leave nothing of what was
+# learned. Labels that are hard for a while, or rare, are far below.
+ABSURD = 1e3
+LARGEST_GRADIENT = 1e9  # before an update of layers that all devices share
+
 
 class Spoilt(Exception):
-    """Devices whose activations made the loss or the gradients no numbers; nothing was updated."""
+    """Devices whose activations made the loss or the gradients absurd, or no numbers; nothing was updated."""
 
     def __init__(self, devices: Sequence[int]) -> None:
         self.devices = tuple(devices)
@@ -88,16 +96,12 @@ class EdgeModel:
         kept = [buffer.clone() for buffer in _buffers(self.server.common)]
         losses = self.server.forward(present, [labels[device] for device in present], weights)
         gradients: list[Tensor] = []
-        spoilt = [device for device, loss in zip(present, losses.tolist(), strict=True) if not abs(loss) < float("inf")]
+        spoilt = self._absurd(present, losses.tolist())
         if not spoilt:
             gradients = self.server.backward()
-            spoilt = [
-                device
-                for device, gradient in zip(present, gradients, strict=True)
-                if not bool(torch.isfinite(gradient).all())
-            ]
-            if not all(bool(torch.isfinite(gradient).all()) for gradient in self.server.gradients):
-                spoilt = spoilt or [max(zip(losses.tolist(), present, strict=True))[1]]
+            spoilt = [device for device, gradient in zip(present, gradients, strict=True) if not _bounded(gradient)]
+            if not all(_bounded(gradient) for gradient in self.server.gradients):
+                spoilt = spoilt or [self._largest(present)]
         if spoilt:
             _restore(self.server.common, kept)
             for device in present:
@@ -121,7 +125,20 @@ class EdgeModel:
             _set_mode(layers, training=True)
         flat = labels.flatten()
         right = int((outputs.argmax(1) == flat).sum())
-        return right, float(functional.cross_entropy(outputs, flat, reduction="sum")), len(flat)
+        loss = float(functional.cross_entropy(outputs, flat, reduction="sum"))
+        if not math.isfinite(loss):
+            raise BadMessage("test samples came that lead to no numbers")
+        return right, loss, len(flat)
+
+    def _absurd(self, present: Sequence[int], losses: Sequence[float]) -> list[int]:
+        """Return whose loss is no number, or far from that of most others."""
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        limit = ABSURD * max(1.0, median(finite)) if len(finite) > 2 else math.inf
+        return [device for device, loss in zip(present, losses, strict=True) if not (loss < math.inf and loss <= limit)]
+
+    def _largest(self, present: Sequence[int]) -> int:
+        """Return who sent the largest activations."""
+        return max(present, key=lambda device: float(self.server.received(device).abs().max()))
 
 
 def _buffers(layers: Sequence[Layer]) -> list[Tensor]:
@@ -132,6 +149,10 @@ def _restore(layers: Sequence[Layer], values: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for buffer, value in zip(_buffers(layers), values, strict=True):
             buffer.copy_(value)
+
+
+def _bounded(gradient: Tensor) -> bool:
+    return not gradient.numel() or float(gradient.abs().max()) <= LARGEST_GRADIENT  # which NaN is not
 
 
 def _set_mode(layers: Sequence[Layer], *, training: bool) -> None:

@@ -4,18 +4,20 @@ It sees weights of single devices, and never activations or labels. The edge ser
 """
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from adaptsfl.deploy.identity import Party, require
-from adaptsfl.deploy.layers_file import LayerStates, Template, by_layer, named, to_bytes
+from adaptsfl.deploy.layers_file import LayerState, LayerStates, Template, by_layer, named, to_bytes
 from adaptsfl.deploy.service import NotNow, Service
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Incoming, chunks
@@ -73,7 +75,8 @@ class FedServer(Service):
     service = "Fed"
 
     def __init__(self, terms: Terms, folder: Path, say: Callable[[str], None] = lambda _text: None) -> None:
-        self.terms, self.folder, self.say = terms, folder, say
+        super().__init__(say)
+        self.terms, self.folder = terms, folder
         seed = secrets.randbits(63) if terms.recipe.deploy.private_start else None
         self.model, _ = terms.model(seed)
         self.template = Template(self.model, terms.optimizer)
@@ -147,7 +150,7 @@ class FedServer(Service):
                 return Closed(version=version)
             block = self._open_block(request.attempt)
             weights = dict(request.weights)
-            if not weights or any(name not in block.cuts or not w > 0 for name, w in weights.items()):
+            if not weights or any(name not in block.cuts or not 0 < w < math.inf for name, w in weights.items()):
                 raise BadMessage("averaging was asked for with unknown devices or weights that are not positive")
             missing = [name for name in weights if not block.delivered(name)]
             if missing:
@@ -170,8 +173,8 @@ class FedServer(Service):
         if own is None:
             raise NotNow(f"version {version} of the layers is not here")
         header = _header(await anext(parts))
-        expected = range(header.first, header.last + 1) if header.last else range(0)
-        if [*own, *expected] != list(range(1, self.model.layers + 1)):
+        expected = range(len(own) + 1, self.model.layers + 1)
+        if (header.first, header.last) != ((expected[0], expected[-1]) if expected else (0, 0)):
             raise BadMessage(f"layers {header.first} to {header.last} came, {len(own) + 1} and on were expected")
         data = await self._body(parts, header.size, expected)
         common = self.template.from_bytes(data, expected) if expected else {}
@@ -219,14 +222,14 @@ class FedServer(Service):
 
     async def _body(self, parts: AsyncIterator[LayersPart], size: int, layers: range) -> bytearray:
         if size > self.template.largest_bytes(layers):
-            raise BadMessage(f"{size} bytes were announced for layers {layers[0]} to {layers[-1]}")
+            raise BadMessage(f"{size} bytes were announced for {len(layers)} layers")
         incoming = Incoming(size)
         async for part in parts:
             incoming.add(part.chunk)
             if incoming.complete:
                 break
         if not incoming.complete:
-            raise BadMessage("the stream ended before all bytes had come")
+            raise NotNow("the stream ended before all bytes had come")  # perhaps the caller is gone
         return incoming.data
 
     def _averaged(self, block: OpenBlock, weights: dict[str, float]) -> LayerStates:
@@ -235,7 +238,7 @@ class FedServer(Service):
         forged = {name: block.forged(name) for name in weights}
         states: LayerStates = {}
         for number in range(1, block.deepest + 1):
-            copies = [self.template.layer(number, states_of[number]) for states_of in forged.values()]
+            copies = [self.template.layer(number, state) for state in _alike([own[number] for own in forged.values()])]
             rule = self.terms.optimizer.at_averaging
             average(copies, [weights[name] / total for name in forged], rule)
             states[number] = {name: tensor.clone() for name, tensor in copies[0].state().items()}
@@ -304,6 +307,12 @@ def _header(part: LayersPart) -> Layers:
     if part.WhichOneof("kind") != "header":
         raise BadMessage("a header of layers was expected")
     return part.header
+
+
+def _alike(states: list[LayerState]) -> list[LayerState]:
+    """Return copies of one layer that all have what one has: an optimiser that has not begun yet stands at zero."""
+    every = {name: tensor for state in states for name, tensor in state.items()}
+    return [{name: state.get(name, torch.zeros_like(tensor)) for name, tensor in every.items()} for state in states]
 
 
 def _version_of(file: Path) -> int:

@@ -7,13 +7,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from adaptsfl.checks import printable
 from adaptsfl.errors import BadMessage
 from adaptsfl.models import SplitModel
-from adaptsfl.training.layers import OPTIMIZER_STATE, Layer
+from adaptsfl.training.layers import Layer
 from adaptsfl.training.settings import OptimizerSettings
 
 LayerState = dict[str, Tensor]  # as `Layer.state` gives it
 LayerStates = dict[int, LayerState]  # by the layer's number, from 1
+
+# What torch's optimisers keep of a parameter once it was trained.
+KEPT = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("step", "exp_avg", "exp_avg_sq")}
+NEVER_NEGATIVE = ("step.", "exp_avg_sq.")  # else Adam divides by 0, or takes a root that is no number
+LARGEST = 1e9  # any number of a layer; far from where sums of them would be infinite
 
 HEADER_BYTES = 2**16  # of a safetensors file with a hundred layers; each has about 100 bytes per tensor
 
@@ -47,17 +53,19 @@ class Template:
     def __init__(self, model: SplitModel, settings: OptimizerSettings) -> None:
         self.model, self.settings = model, settings
         self._shapes: list[dict[str, tuple[torch.Size, torch.dtype]]] = []
-        self._optional: list[dict[str, torch.Size]] = []
+        self._constants: list[LayerState] = []  # buffers with numbers that are large on purpose, as masks have them
+        self._optional: list[dict[str, tuple[torch.Size, torch.dtype]]] = []
         for piece in model.pieces:
             layer = Layer(piece, settings)
             state = layer.state()
             self._shapes.append({name: (tensor.shape, tensor.dtype) for name, tensor in state.items()})
-            parameters = {name: tensor.shape for name, tensor in piece.named_parameters() if tensor.requires_grad}
+            self._constants.append({name: tensor for name, tensor in state.items() if not bool(_usual(tensor).all())})
+            parameters = {name: tensor for name, tensor in piece.named_parameters() if tensor.requires_grad}
             self._optional.append(
                 {
-                    f"{key}.{name}": torch.Size(()) if key == "step" else shape
-                    for name, shape in parameters.items()
-                    for key in OPTIMIZER_STATE
+                    f"{key}.{name}": (torch.Size(()), torch.float32) if key == "step" else (tensor.shape, tensor.dtype)
+                    for name, tensor in parameters.items()
+                    for key in KEPT[settings.name]
                 }
             )
 
@@ -73,16 +81,16 @@ class Template:
         total = HEADER_BYTES
         for number in layers:
             shapes, optional = self._shapes[number - 1], self._optional[number - 1]
-            total += sum(shape.numel() * dtype.itemsize + 200 for shape, dtype in shapes.values())
-            total += sum(4 * shape.numel() + 200 for shape in optional.values())
+            both = (*shapes.values(), *optional.values())
+            total += sum(shape.numel() * dtype.itemsize + 200 for shape, dtype in both)
         return total
 
     def from_bytes(self, data: bytes | bytearray, layers: Iterable[int]) -> LayerStates:
         """Return exactly these layers from a file, or refuse it."""
         try:
             states = by_layer(load(bytes(data)))
-        except (SafetensorError, ValueError) as error:
-            raise BadMessage(f"layers came in a file that cannot be read ({error})") from None
+        except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+            raise BadMessage(f"layers came in a file that cannot be read ({printable(str(error), 200)})") from None
         wanted = list(layers)
         if sorted(states) != wanted:
             raise BadMessage(f"layers {sorted(states)[:20]} came, {wanted} were expected")
@@ -92,17 +100,30 @@ class Template:
 
     def _check(self, number: int, state: LayerState) -> None:
         shapes, optional = self._shapes[number - 1], self._optional[number - 1]
-        for name in shapes:
+        known = shapes | optional
+        kept = [name for name in optional if name in state]
+        # An optimiser has all of it after its first step, and nothing before.
+        for name in (*shapes, *(optional if kept else ())):
             if name not in state:
                 raise BadMessage(f"layer {number} came without {name}")
         for name, tensor in state.items():
-            if name in shapes:
-                fits = (tensor.shape, tensor.dtype) == shapes[name]
-            else:
-                fits = name in optional and tensor.shape == optional[name] and tensor.is_floating_point()
-            if not fits:
-                raise BadMessage(f"layer {number} came with {name[:60]!r} of {tensor.dtype}, {tuple(tensor.shape)}")
-            # A buffer may hold infinities on purpose, as masks of attention do.
-            good = ~torch.isnan(tensor) if name.startswith("buffers.") else torch.isfinite(tensor)
-            if not bool(good.all()):
-                raise BadMessage(f"layer {number} came with NaN or infinity in {name[:60]!r}")
+            if known.get(name) != (tensor.shape, tensor.dtype):
+                raise BadMessage(f"layer {number} came with {name[:60]!r} of {tensor.dtype}, {tuple(tensor.shape)[:8]}")
+            if not _plausible(name, tensor, self._constants[number - 1].get(name)):
+                raise BadMessage(f"layer {number} came with numbers in {name[:60]!r} that cannot be")
+
+
+def _plausible(name: str, tensor: Tensor, constant: Tensor | None) -> bool:
+    """Whether numbers can have come out of training."""
+    never_negative = name.startswith(NEVER_NEGATIVE) or name.endswith(".running_var")
+    if never_negative and bool((tensor < 0).any()):
+        return False
+    usual = _usual(tensor)
+    return bool((usual if constant is None else usual | (tensor == constant)).all())
+
+
+def _usual(tensor: Tensor) -> Tensor:
+    """Return where numbers are such that averages of them are numbers."""
+    if not tensor.is_floating_point():
+        return torch.ones((), dtype=torch.bool)
+    return tensor.abs() <= LARGEST  # which NaN is not

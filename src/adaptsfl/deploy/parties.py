@@ -24,7 +24,12 @@ from adaptsfl.deploy.status_server import serve_status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput, NotWritten, Stopped, first_line
 
-MOST_STREAMS = ("grpc.max_concurrent_streams", 16)  # of one connection
+# Of one connection: calls at a time, how long it may take to say who it is, and how long it may stay without a call.
+CONNECTIONS = (
+    ("grpc.max_concurrent_streams", 16),
+    ("grpc.server_handshake_timeout_ms", 30_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+)
 FAREWELL_S = 3.0  # for what was sent last to arrive
 SETTLE_S = 0.1  # for gRPC's own tasks, which print a traceback if the loop ends before them
 # A server that was away is found again soon after it is back; by default that may take two minutes.
@@ -101,7 +106,7 @@ async def join(
 async def _serving(
     service: Service, address: str, credentials: Credentials | None, say: Say
 ) -> AsyncIterator[grpc.aio.Server]:
-    server = grpc.aio.server(options=(*SERVER_OPTIONS, *OPTIONS, MOST_STREAMS))
+    server = grpc.aio.server(options=(*SERVER_OPTIONS, *OPTIONS, *CONNECTIONS))
     server.add_generic_rpc_handlers((service.handlers(),))
     port = await listen(server, address, credentials)
     await server.start()

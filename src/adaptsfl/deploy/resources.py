@@ -15,6 +15,9 @@ from adaptsfl.simulation.beliefs import MEMORY_ROUNDS
 from adaptsfl.training.settings import OptimizerSettings
 
 FASTEST = 1e11  # bits per second, of a link that is too fast to be measured
+# Rates and seconds that a device can say without being laughed at; far from where formulas meet 0 or infinity.
+SLOWEST_EVER, FASTEST_EVER = 1.0, 1e18
+LONGEST_S = 1e6
 SERVER_RATES = ("flops", "to_fed_bps", "from_fed_bps")
 # How often a layer's parameters travel when it is averaged: themselves, and what the optimiser keeps of each.
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
@@ -31,6 +34,7 @@ class Moving:
         if not 0 < rate < np.inf:
             return
         self._count = min(self._count + 1, MEMORY_ROUNDS)
+        rate = min(max(rate, SLOWEST_EVER), FASTEST_EVER)
         self._slowness += (1 / rate - self._slowness) / self._count
 
     @property
@@ -59,7 +63,7 @@ class MeasuredFleet:
         """Take in what a device measured when it joined."""
         times = [np.array(values, dtype=np.float64) for values in (told.forward_s, told.backward_s)]
         for seconds in times:
-            if seconds.shape != (self.nominal.layers,) or not np.isfinite(seconds).all() or (seconds < 0).any():
+            if seconds.shape != (self.nominal.layers,) or not ((seconds >= 0) & (seconds <= LONGEST_S)).all():
                 raise BadMessage("a device measured its layers in another number, or in seconds that cannot be")
         forward, backward = (np.maximum(seconds, 1e-9) for seconds in times)
         self._shares[number] = forward / forward.sum(), backward / forward.sum()
@@ -72,6 +76,10 @@ class MeasuredFleet:
         ):
             known[name].add(float(rate))
         if told.memory_bytes:
+            needed = 0.0 if self.nominal.memory_bytes is None else float(self.nominal.memory_bytes.min())
+            if told.memory_bytes < needed:  # else no plan would suit everybody, and the run would end
+                have = f"{told.memory_bytes / 1e6:.3f} MB"
+                raise BadMessage(f"a device has {have} of memory, and the shallowest cut needs {needed / 1e6:.3f} MB")
             self.memory[number] = float(told.memory_bytes)
 
     def device(self, number: int, **rates: float) -> None:
@@ -84,7 +92,7 @@ class MeasuredFleet:
         costs = self.costs
         if forward_s > 0 and backward_s > 0:
             work = self.batch_size * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
-            self.devices[number]["flops"].add(work / (forward_s + backward_s))
+            self.devices[number]["flops"].add(work / max(1e-9, forward_s + backward_s))
 
     def server_took(self, cuts: Sequence[int], seconds: float) -> None:
         """Take in how long the server's turn of one round took."""

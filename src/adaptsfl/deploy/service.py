@@ -1,14 +1,19 @@
 """The two services of wire.proto, for those who serve them and those who call them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.identity import require
-from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Incoming
+from adaptsfl.deploy.identity import Party, caller, require
+from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Meter
 from adaptsfl.errors import BadMessage, NotWritten
 
 # By service and method: whether requests and answers are streams, and what they are.
@@ -27,40 +32,144 @@ METHODS: dict[str, dict[str, tuple[bool, bool, Any, Any]]] = {
     },
 }
 OPTIONS = (("grpc.max_receive_message_length", LARGEST_MESSAGE), ("grpc.max_send_message_length", LARGEST_MESSAGE))
-ECHO_BYTES = 2**22  # the most that one measurement of a link may send
+ECHO_BYTES, ECHO_CHUNKS = 2**22, 64  # the most that one measurement of a link may send
+ECHOES_PER_MINUTE = 12  # of one device
+# Violations after which a device is shut out: in a row, and in all.
+STRIKES, MOST_VIOLATIONS = 3, 20
+MOST_CALLS = 8  # of one device at a time; those of a connection that broke may linger
 
 
 class NotNow(Exception):
     """A call that does not fit what the server knows: it was restarted since, or the caller is behind."""
 
 
+class TooMuch(Exception):
+    """A call of a device that has had its share for now."""
+
+
+class ShutOut(Exception):
+    """A call of a device that has broken the protocol too often."""
+
+
+class Pace:
+    """At most so many times a minute."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._times: deque[float] = deque()
+
+    def allows(self) -> bool:
+        """Whether it may be once more, which then counts."""
+        now = time.monotonic()
+        while self._times and now - self._times[0] > 60:
+            self._times.popleft()
+        if len(self._times) >= self._most:
+            return False
+        self._times.append(now)
+        return True
+
+
 class Service:
     """A server of one of the services: a method for each of its calls, named as in `METHODS`.
 
     What is wrong with a call becomes a status of gRPC; nothing else happens to the server.
+
+    Args:
+        say: called with what people may want to know.
     """
 
     service: ClassVar[str]
 
+    def __init__(self, say: Callable[[str], None] = lambda _text: None) -> None:
+        self.say = say
+        self._calls: Counter[Party] = Counter()
+        self._strikes: Counter[Party] = Counter()  # in a row
+        self._violations: Counter[Party] = Counter()  # in all
+        self._echoes: dict[Party, Pace] = defaultdict(lambda: Pace(ECHOES_PER_MINUTE))
+
+    def violated(self, party: Party, reason: str) -> None:
+        """Take note that a device broke the protocol."""
+        self._strikes[party] += 1
+        self._violations[party] += 1
+        self.say(f"{party}: {reason}" + (" (shut out)" if self.shut_out(party) else ""))
+
+    def behaved(self, party: Party) -> None:
+        """Take note that a call of a device came to a good end."""
+        self._strikes.pop(party, None)
+
+    def shut_out(self, party: Party) -> str:
+        """Return why a device may not call any more; empty if it may."""
+        often = self._strikes[party] >= STRIKES or self._violations[party] >= MOST_VIOLATIONS
+        return "it broke the protocol too often" if often else ""
+
+    @contextmanager
+    def _watching(self, party: Party | None) -> Iterator[None]:
+        """Let a device have no more than its share, and count what it breaks. Servers are not counted."""
+        if party is None or party.role != "device":
+            yield  # `require` has the word
+            return
+        if why := self.shut_out(party):
+            raise ShutOut(f"{party} is shut out: {why}")
+        if self._calls[party] >= MOST_CALLS:
+            raise TooMuch(f"{party} has {MOST_CALLS} calls open, which are the most")
+        self._calls[party] += 1
+        try:
+            yield
+        except BadMessage as error:
+            self.violated(party, str(error))
+            raise
+        finally:
+            self._calls[party] -= 1
+            if not self._calls[party]:
+                del self._calls[party]
+        self.behaved(party)
+
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server needs."""
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_not_cancelled)
         made = {}
         for name, (takes_many, gives_many, request, answer) in METHODS[self.service].items():
             kind = f"{'stream' if takes_many else 'unary'}_{'stream' if gives_many else 'unary'}_rpc_method_handler"
-            wrapped = (_many if gives_many else _one)(getattr(self, name))
-            made[name] = getattr(grpc, kind)(wrapped, request.FromString, answer.SerializeToString)
+            made[name] = getattr(grpc, kind)(
+                self._wrapped(getattr(self, name), request, takes_many, gives_many), None, answer.SerializeToString
+            )
         return grpc.method_handlers_generic_handler(f"adaptsfl.{self.service}", made)
+
+    def _wrapped(self, method: Any, kind: Any, takes_many: bool, gives_many: bool) -> Any:
+        """Return a method that reads requests itself: what gRPC cannot read, it complains about in the log."""
+
+        async def one(request: Any, context: Any) -> Any:
+            try:
+                with self._watching(caller(context)):
+                    return await method(_read_all(kind, request) if takes_many else _read(kind, request), context)
+            except Exception as error:
+                await _abort(context, error)
+
+        async def many(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                with self._watching(caller(context)):
+                    read = _read_all(kind, request) if takes_many else _read(kind, request)
+                    async for answer in method(read, context):
+                        yield answer
+            except Exception as error:
+                await _abort(context, error)
+
+        return many if gives_many else one
 
     async def echo(self, requests: AsyncIterator[wire.Echo], context: Any) -> AsyncIterator[wire.Echo]:
         """Take some bytes and send as many back: what links are measured with."""
-        await require(context, ("device", "edge"))
-        size, incoming = 0, Incoming(ECHO_BYTES)
+        party = await require(context, ("device", "edge"))
+        if not self._echoes[party].allows():
+            raise TooMuch(f"{party} measured its link {ECHOES_PER_MINUTE} times within a minute")
+        meter, count = Meter(), 0
         async for request in requests:
-            incoming.add(request.chunk)
-            size += len(request.chunk)
-        yield wire.Echo(uplink=incoming.bps)
-        for start in range(0, size, CHUNK_BYTES):
-            yield wire.Echo(chunk=bytes(min(CHUNK_BYTES, size - start)))
+            meter.count(len(request.chunk))
+            count += 1
+            if not request.chunk or count > ECHO_CHUNKS or meter.size > ECHO_BYTES:
+                raise BadMessage(f"{meter.size} bytes in {count} chunks came to measure a link")
+        yield wire.Echo(uplink=meter.bps)
+        for start in range(0, meter.size, CHUNK_BYTES):
+            yield wire.Echo(chunk=bytes(min(CHUNK_BYTES, meter.size - start)))
 
 
 class Calls:
@@ -85,34 +194,32 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str] | None:
     match error:
         case BadMessage():
             return grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        case ShutOut():
+            return grpc.StatusCode.PERMISSION_DENIED, str(error)
         case NotNow():
             return grpc.StatusCode.FAILED_PRECONDITION, str(error)
-        case NotWritten():
+        case TooMuch() | NotWritten():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
         case StopAsyncIteration():
             return grpc.StatusCode.INVALID_ARGUMENT, "the stream ended too early"
     return None
 
 
-def _one(method: Any) -> Any:
-    async def answer(request: Any, context: Any) -> Any:
-        try:
-            return await method(request, context)
-        except Exception as error:
-            await _abort(context, error)
-
-    return answer
+def _not_cancelled(record: logging.LogRecord) -> bool:
+    """Drop what gRPC says of calls that were given up: with their tracebacks anybody could fill the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-def _many(method: Any) -> Any:
-    async def answers(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async for answer in method(request, context):
-                yield answer
-        except Exception as error:
-            await _abort(context, error)
+def _read(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise BadMessage(f"{len(data)} bytes came that are no message") from None
 
-    return answers
+
+async def _read_all(kind: Any, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for data in requests:
+        yield _read(kind, data)
 
 
 async def _abort(context: Any, error: Exception) -> None:

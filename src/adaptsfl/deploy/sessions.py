@@ -5,21 +5,25 @@ the connection with a reason.
 """
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.service import MOST_VIOLATIONS, STRIKES, Pace
 from adaptsfl.deploy.tensors import check_header, size_of, unpack
 from adaptsfl.deploy.transfer import Incoming, chunks
 from adaptsfl.errors import BadMessage
 
-STRIKES = 3  # connections in a row that ended with a violation, after which a device is shut out
 JOINS_PER_MINUTE = 30
-JOIN_WINDOW_S = 60.0
+HELLO_S = 60.0  # after which a connection is ended on which nobody has said who it is
+LONGEST_S = 1e6  # that a device may say to have computed
+MOST_SAMPLES = 10**9
+MOST_TEST_BATCHES = 2**20
+MOST_UNREAD, MOST_UNREAD_TENSORS = 64, 4  # messages that a device may leave unread, and gradients among them
+MOST_IDLE = 10_000  # messages in a row that lead to nothing; a device that is late may send all of its test samples
 
 Answer = tuple[wire.Gradients, memoryview]
 
@@ -37,6 +41,8 @@ class Member:
         session: its connection, once it is ready; `newest` also before, and while it takes leave.
         gave_up: it said that it cannot go on.
         told: it knows that the run is over.
+        undelivered: how often in a row its layers did not get to the fed server.
+        late: whether the last round went on without it; nobody waits for it until it sends again.
     """
 
     number: int
@@ -49,29 +55,30 @@ class Member:
     answered: tuple[int, Answer] | None = None
     strikes: int = 0
     violations: int = 0
+    undelivered: int = 0
+    late: bool = False
     quarantined: bool = False
     gave_up: bool = False
     told: bool = False
     last_round: int = 0
     rounds: int = 0
     last_error: str = ""
-    joins: deque[float] = field(default_factory=deque)
-
-    def may_join(self) -> bool:
-        """Whether it has not connected too often lately."""
-        now = time.monotonic()
-        while self.joins and now - self.joins[0] > JOIN_WINDOW_S:
-            self.joins.popleft()
-        self.joins.append(now)
-        return len(self.joins) <= JOINS_PER_MINUTE
+    joins: Pace = field(default_factory=lambda: Pace(JOINS_PER_MINUTE))
 
     def violated(self, reason: str) -> None:
         """Count a violation."""
         self.violations += 1
         self.strikes += 1
-        self.last_error = reason
-        self.attempt = 0
-        self.quarantined = self.strikes >= STRIKES
+        self.last_error = printable(reason)
+        if self.strikes >= STRIKES or self.violations >= MOST_VIOLATIONS:
+            self.quarantined = True
+
+    def failed_to_deliver(self) -> None:
+        """Count a block whose end was held up for layers that did not come."""
+        self.undelivered += 1
+        if self.undelivered >= STRIKES:
+            self.last_error = f"its layers did not get to the fed server {STRIKES} times in a row"
+            self.quarantined = True
 
 
 @dataclass(frozen=True)
@@ -95,11 +102,17 @@ class Shapes:
         return size_of((self.batch_size, *self.activations[cut - 1]), self.wire_dtype)
 
     def check(self, told: wire.Activations, cut: int) -> None:
-        """Refuse tensors of another shape or type than a mini-batch at this cut has."""
+        """Refuse tensors of another shape or type than a mini-batch at this cut has, and times that cannot be."""
+        for seconds in (told.forward_s, told.backward_s):
+            if not 0 <= seconds <= LONGEST_S:
+                raise BadMessage(f"a device computed for {seconds:g} s, 0 to {LONGEST_S:g} were expected")
         samples = told.tensor.shape[0] if told.tensor.shape else 0
         if told.evaluation:
             if not 1 <= samples <= self.batch_size:
                 raise BadMessage(f"{samples} samples came for evaluation, 1 to {self.batch_size} were expected")
+            if not 1 <= told.evaluation_batches <= MOST_TEST_BATCHES:
+                batches = told.evaluation_batches
+                raise BadMessage(f"{batches} mini-batches were announced, 1 to {MOST_TEST_BATCHES} were expected")
         else:
             samples = self.batch_size
         check_header(told.tensor, (samples, *self.activations[cut - 1]), self.wire_dtype)
@@ -123,17 +136,22 @@ class Session:
         self.member = member
         self.planned = 0  # the attempt of the block whose plan was sent last over this connection
         self.stopped = False  # whether it was told that the run is over
-        self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue(maxsize=64)
+        self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue()
+        self._unread_tensors = self._idle = 0
+        self._closed = False
         self._error: BaseException | None = None
         self.sent_bytes = 0
         self.received_bytes = 0
 
     def send(self, message: wire.ToDevice, data: memoryview | None = None) -> None:
         """Send a message, and the bytes that belong to it behind it."""
-        try:
-            self._queue.put_nowait((message, data))
-        except asyncio.QueueFull:
+        if self._closed:
+            return
+        self._unread_tensors += data is not None
+        if self._queue.qsize() >= MOST_UNREAD or self._unread_tensors > MOST_UNREAD_TENSORS:
             self.close(BadMessage("the device does not read what it is sent"))
+            return
+        self._queue.put_nowait((message, data))
 
     def close(self, error: BaseException | None = None) -> None:
         """End the connection, after what was sent before unless there is an error."""
@@ -141,7 +159,18 @@ class Session:
             self._error = self._error or error
             while not self._queue.empty():
                 self._queue.get_nowait()
+        self._closed = True
         self._queue.put_nowait(None)
+
+    def idle(self) -> None:
+        """Take note of a message that leads to nothing: some do where devices are late, endless ones do not."""
+        self._idle += 1
+        if self._idle > MOST_IDLE:
+            raise BadMessage(f"{MOST_IDLE} messages came that lead to nothing")
+
+    def useful(self) -> None:
+        """Take note of one that leads to something."""
+        self._idle = 0
 
     async def messages(self) -> AsyncIterator[wire.ToDevice]:
         """Yield what is to be sent until the connection is closed; raise what it was closed with."""
@@ -152,6 +181,7 @@ class Session:
                 for chunk in chunks(data):
                     yield wire.ToDevice(chunk=chunk)
                 self.sent_bytes += len(data)
+                self._unread_tensors -= 1
         if self._error is not None:
             raise self._error
 
@@ -169,6 +199,7 @@ class Session:
 
     async def discard(self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
         """Read past tensors that come too late, as long as they could have been right once."""
+        self.idle()
         for header in (told.labels, told.tensor):
             if header.dtype not in ("int64", shapes.wire_dtype):
                 raise BadMessage(f"a tensor of {header.dtype[:20]!r} came")

@@ -20,22 +20,33 @@ DTYPES = {
     "int64": torch.int64,
 }
 LARGEST_INT8 = 127
+MOST_DIMENSIONS = 8  # of any tensor; the product of thousands of them would keep a server busy for seconds
+# What a header can hold without rounding it away, or up to where 127 of it are infinite.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**121
 
 
 def pack(tensor: Tensor, wire_dtype: str) -> tuple[TensorHeader, memoryview]:
-    """Return a tensor's header and bytes, in the type that it travels in."""
+    """Return a tensor's header and bytes, in the type that it travels in.
+
+    What is too large for that type becomes its largest number: infinity would be refused as if it were an attack.
+    """
     tensor = tensor.detach().cpu()
-    scale = 0.0
-    if wire_dtype == "int8" and tensor.is_floating_point():
-        scale = float(tensor.abs().amax()) / LARGEST_INT8 or 1.0
+    dtype, scale = DTYPES[wire_dtype], 0.0
+    if wire_dtype == "int8":
+        largest = float(tensor.abs().amax()) if tensor.numel() else 0.0
+        scale = min(max(largest / LARGEST_INT8, SMALLEST_SCALE), LARGEST_SCALE) if largest else 1.0
         tensor = (tensor / scale).round_().clamp_(-LARGEST_INT8, LARGEST_INT8)
-    sent = tensor.to(DTYPES[wire_dtype]).contiguous()
+    elif dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    sent = tensor.to(dtype).contiguous()
     header = TensorHeader(dtype=wire_dtype, shape=sent.shape, scale=scale)
     return header, sent.reshape(-1).view(torch.uint8).numpy().data
 
 
 def size_of(shape: Sequence[int], wire_dtype: str) -> int:
-    """Return how many bytes a tensor has on the wire."""
+    """Return how many bytes a tensor has on the wire, once its type is known to be one of `DTYPES`."""
+    if len(shape) > MOST_DIMENSIONS:
+        raise BadMessage(f"a tensor of {len(shape)} dimensions came, {MOST_DIMENSIONS} are the most")
     return math.prod(shape) * DTYPES[wire_dtype].itemsize
 
 
@@ -51,6 +62,10 @@ def check_header(header: TensorHeader, shape: Sequence[int], wire_dtype: str) ->
 
 def unpack(header: TensorHeader, data: bytearray) -> Tensor:
     """Return a tensor from its bytes, in float32 if it is one of real numbers; NaN and infinity are refused."""
+    if len(data) != size_of(header.shape, header.dtype):
+        raise BadMessage(f"{len(data)} bytes came for a tensor of shape {tuple(header.shape)} in {header.dtype}")
+    if not data:
+        raise BadMessage(f"a tensor of shape {tuple(header.shape)} came, which holds nothing")
     tensor = torch.frombuffer(data, dtype=DTYPES[header.dtype]).view(tuple(header.shape))
     if header.dtype == "int64":
         return tensor

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from adaptsfl import checks
+from adaptsfl.checks import printable, short
 from adaptsfl.config import DataConfig, Recipe, RunConfig
-from adaptsfl.errors import BadMessage, InvalidInput
+from adaptsfl.errors import BadMessage, InvalidInput, first_line
 from adaptsfl.loading import split_model
 from adaptsfl.models import SplitModel
 from adaptsfl.simulation.world import check_training, classes_of, optimizer_settings, seeded
@@ -24,6 +25,8 @@ from adaptsfl.training.settings import check_trainable
 PROTOCOL = 1  # another number where older parties would not understand
 SHARED = ("name", "model", "training", "data", "deploy")
 LOCAL = {"path": None, "cache": None}  # where samples lie is every device's own business
+# What a server may ask of a device: more would be a mistake, or an attempt to fill its memory.
+MOST_DEVICES, LARGEST_BATCH = 1_000_000, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -66,19 +69,28 @@ class Terms:
         """
         try:
             told: dict[str, Any] = json.loads(text)
+            others = set(told) - {"recipe", "seed", "devices", "test_samples"} | set(told["recipe"]) - set(SHARED)
+            if others:
+                raise InvalidInput("settings", f"hold {short(min(others))}", "Only what devices need may be told")
             recipe = Recipe.model_validate_json(json.dumps(told["recipe"]))
-            devices = checks.whole_number("devices", told["devices"])
-            seed = checks.whole_number("seed", told["seed"], at_least=0)
-            test_samples = told["test_samples"]
-        except (ValueError, KeyError, TypeError, InvalidInput) as error:
-            raise BadMessage(f"the edge server's settings cannot be read ({str(error).splitlines()[0]})") from None
+            devices = checks.whole_number("devices", told["devices"], at_most=MOST_DEVICES)
+            seed = checks.whole_number("seed", told["seed"], at_least=0, at_most=2**63 - 1)
+            tests = told["test_samples"]
+            test_samples = None if tests is None else checks.whole_number("test_samples", tests)
+            checks.whole_number("training.batch_size", recipe.training.batch_size, at_most=LARGEST_BATCH)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidInput) as error:
+            why = printable(first_line(error), 200)
+            raise BadMessage(f"the edge server's settings cannot be read ({why})") from None
         check_rules(recipe)
         data = recipe.data or DataConfig()
         for what, name in (("model", recipe.model.name), ("data", data.name)):
             if ":" in name and name not in allowed:
-                problem = f"the edge server wants {name} to run on this machine"
-                raise InvalidInput(f"{what}.name", problem, f"If you trust it, say so: --allow {name}")
-        return cls(recipe.model_copy(update={"data": data}), seed, devices, test_samples)
+                shown = printable(name, 100)
+                problem = f"the edge server wants {shown} to run on this machine"
+                raise InvalidInput(f"{what}.name", problem, f"If you trust it, say so: --allow {shown}")
+        # Also here, not only where settings are told: a path is where samples are read and caches are written.
+        own = data.model_copy(update=LOCAL)
+        return cls(recipe.model_copy(update={"data": own}), seed, devices, test_samples)
 
     @property
     def run(self) -> RunConfig:
@@ -125,6 +137,9 @@ def check_rules(recipe: Recipe) -> None:
     if training.optimizer != "sgd" and training.at_averaging == "keep":
         problem = "is 'keep', but layers travel with one optimiser state for all"
         raise InvalidInput("training.at_averaging", problem, "Give 'average' or 'reset'")
+    if recipe.data is not None and recipe.data.partition.kind == "files":
+        problem = "is 'files', but files of a server are nothing that devices should look for"
+        raise InvalidInput("data.partition.kind", problem, "Give each device its own: adaptsfl join --data")
     if recipe.model.charged_as is not None:
         problem = "is given, but a deployment trains what it is charged for"
         raise InvalidInput("model.charged_as", problem, "Remove it")

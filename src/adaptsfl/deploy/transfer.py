@@ -1,7 +1,7 @@
 """Bytes in chunks: sent piece by piece, received into memory that was promised before, and timed."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from adaptsfl.errors import BadMessage
 
@@ -18,41 +18,64 @@ def chunks(data: memoryview | bytes) -> Iterator[bytes]:
         yield bytes(view[start : start + CHUNK_BYTES])
 
 
-class Incoming:
-    """Bytes on their way in, at first all missing.
+class Meter:
+    """How fast bytes come.
 
     Attributes:
-        data: what has come.
+        size: of what has come.
     """
 
-    def __init__(self, size: int) -> None:
-        self.data = bytearray(size)
-        self._come = 0
+    def __init__(self) -> None:
+        self.size = 0
         self._first: tuple[float, int] | None = None  # when the first chunk had come, and how much that was
         self._last = 0.0
 
-    @property
-    def complete(self) -> bool:
-        """Whether all bytes have come."""
-        return self._come == len(self.data)
-
-    def add(self, chunk: bytes) -> None:
-        """Take the next chunk."""
-        end = self._come + len(chunk)
-        if not chunk or end > len(self.data):
-            raise BadMessage(f"a chunk of {len(chunk)} bytes came where {len(self.data) - self._come} were missing")
-        self.data[self._come : end] = chunk
-        self._come, self._last = end, time.perf_counter()
+    def count(self, size: int) -> None:
+        """Take note of a chunk."""
+        self.size += size
+        self._last = time.perf_counter()
         if self._first is None:
-            self._first = self._last, end
+            self._first = self._last, size
 
     @property
     def bps(self) -> float:
         """Bits per second between the first chunk and the last; 0 if that was too short to say."""
         if self._first is None:
             return 0.0
-        seconds, bits = self._last - self._first[0], 8 * (self._come - self._first[1])
+        seconds, bits = self._last - self._first[0], 8 * (self.size - self._first[1])
         return bits / seconds if seconds > SHORTEST_S and bits else 0.0
+
+
+class Incoming:
+    """Bytes on their way in, at first all missing; memory is taken as they come, not as they are announced.
+
+    Attributes:
+        data: what has come.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.data = bytearray()
+        self._meter = Meter()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bytes have come."""
+        return len(self.data) == self.size
+
+    def add(self, chunk: bytes) -> None:
+        """Take the next chunk."""
+        missing = self.size - len(self.data)
+        # No other size, or a sender could make many messages of few bytes.
+        if not missing or len(chunk) != min(CHUNK_BYTES, missing):
+            raise BadMessage(f"a chunk of {len(chunk)} bytes came where {missing} were missing")
+        self.data += chunk
+        self._meter.count(len(chunk))
+
+    @property
+    def bps(self) -> float:
+        """Bits per second, as `Meter` has them."""
+        return self._meter.bps
 
 
 async def receive_chunks(read: Callable[[], Awaitable[bytes]], size: int) -> Incoming:
@@ -61,13 +84,3 @@ async def receive_chunks(read: Callable[[], Awaitable[bytes]], size: int) -> Inc
     while not incoming.complete:
         incoming.add(await read())
     return incoming
-
-
-async def drained(stream: AsyncIterator[bytes], limit: int) -> bytearray:
-    """Return all that a stream of chunks holds, at most `limit` bytes."""
-    data = bytearray()
-    async for chunk in stream:
-        data += chunk
-        if len(data) > limit:
-            raise BadMessage(f"more than {limit} bytes came")
-    return data

@@ -61,6 +61,10 @@ class EdgeServer:
         # 13: the predictions ŷ_i, through the device's own layers and then (in `forward`) the common ones
         self._arrived[device] = received, run(self.non_common[device], received)
 
+    def received(self, device: int) -> Tensor:
+        """Return what a device sent for this round."""
+        return self._arrived[device][0].detach()
+
     def forward(self, present: Sequence[int], targets: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the loss of every present device, whose activations have arrived."""
         self._present, self._weights = present, weights
