@@ -1,6 +1,7 @@
 """Whole deployments for tests: real processes on this machine, told what to do by a recipe."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ def deployment(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: str, devices: int = 4, recipe: str = RECIPE
 ) -> Iterator[tuple[Fleet, Talk]]:
     """Start all parties of a recipe, changed as `--set` does."""
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = folder / "recipe.toml"
     file.write_text(recipe)

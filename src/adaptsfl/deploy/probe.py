@@ -7,15 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaptsfl.deploy.service import Calls
+from adaptsfl.deploy.service import ECHO_BYTES, Calls
 from adaptsfl.deploy.transfer import CHUNK_BYTES, Incoming
 from adaptsfl.deploy.wire_pb2 import Echo
+from adaptsfl.errors import BadMessage
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import Layer
 from adaptsfl.training.settings import OptimizerSettings
 
 REPEATS = 3
-LINK_BYTES = 2**20  # sent there and back to measure a link
+# Sent there and back to measure a link: a little at first, and more while that takes too short a time to trust.
+FIRST_BYTES, MOST_BYTES = 2**16, ECHO_BYTES
+LONG_ENOUGH_S = 0.2
+ECHO_PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,31 @@ def time_layers(model: SplitModel, example: Tensor, batch_size: int, repeats: in
     return LayerTimes(tuple(forward), tuple(backward))
 
 
-async def measure_link(calls: Calls, size: int = LINK_BYTES) -> LinkRates:
-    """Send bytes to a server and have as many back."""
+async def measure_link(calls: Calls) -> LinkRates:
+    """Send bytes to a server and have as many back: as many as it takes to say how fast that goes."""
+    size = FIRST_BYTES
+    while True:
+        rates, took_s = await _there_and_back(calls, size)
+        if size == MOST_BYTES or took_s > LONG_ENOUGH_S:
+            return rates
+        size = min(8 * size, MOST_BYTES)
+
+
+async def _there_and_back(calls: Calls, size: int) -> tuple[LinkRates, float]:
+    """Return both rates, and the seconds of the quicker of the two ways."""
 
     async def sent() -> AsyncIterator[Echo]:
-        for _ in range(size // CHUNK_BYTES):
-            yield Echo(chunk=bytes(CHUNK_BYTES))
+        yield Echo()  # from its arrival on the time counts
+        for start in range(0, size, CHUNK_BYTES):
+            yield Echo(chunk=bytes(min(CHUNK_BYTES, size - start)))
 
-    uplink, incoming = 0.0, Incoming(size // CHUNK_BYTES * CHUNK_BYTES)
-    async for answer in calls.echo(sent(), wait_for_ready=True, timeout=60.0):
-        uplink = uplink or answer.uplink
-        if answer.chunk:
+    uplink, incoming = 0.0, None
+    async for answer in calls.echo(sent(), wait_for_ready=True, timeout=ECHO_PATIENCE_S):
+        if incoming is None:
+            uplink, incoming = float(answer.uplink), Incoming(size)
+        else:
             incoming.add(answer.chunk)
-    return LinkRates(uplink, incoming.bps)
+    if incoming is None or not incoming.complete:
+        raise BadMessage("a server sent back fewer bytes than it was sent")
+    quicker_s = min(incoming.seconds, 8 * size / uplink if uplink else 0.0)
+    return LinkRates(uplink, incoming.bps), quicker_s

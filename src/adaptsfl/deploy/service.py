@@ -52,10 +52,13 @@ class Service:
         return grpc.method_handlers_generic_handler(f"adaptsfl.{self.service}", made)
 
     async def echo(self, requests: AsyncIterator[wire.Echo], context: Any) -> AsyncIterator[wire.Echo]:
-        """Take some bytes and send as many back: what links are measured with."""
+        """Take some bytes and send as many back: what links are measured with. A message without any goes before."""
         await require(context, ("device", "edge"))
         size, incoming = 0, Incoming(ECHO_BYTES)
         async for request in requests:
+            if not size and not request.chunk:
+                incoming = Incoming(ECHO_BYTES)  # from here on the time counts
+                continue
             incoming.add(request.chunk)
             size += len(request.chunk)
         yield wire.Echo(uplink=incoming.bps)

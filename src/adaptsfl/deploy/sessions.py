@@ -108,6 +108,8 @@ class Arrival:
     activations: Tensor
     labels: Tensor
     bps: float
+    seconds: float
+    came: float  # when, by `time.perf_counter`
 
 
 class Session:
@@ -157,7 +159,7 @@ class Session:
         numbers = unpack(told.labels, labels.data)
         if int(numbers.min()) < 0 or int(numbers.max()) >= shapes.classes:
             raise BadMessage(f"a label outside of 0 … {shapes.classes - 1} came")
-        return Arrival(told, unpack(told.tensor, body.data), numbers, body.bps)
+        return Arrival(told, unpack(told.tensor, body.data), numbers, body.bps, body.seconds, body.came)
 
     async def discard(self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
         """Read past tensors that come too late, as long as they could have been right once."""

@@ -8,7 +8,7 @@ from adaptsfl.errors import BadMessage
 CHUNK_BYTES = 2**18
 # The largest message that any party takes: one chunk, or a header with its settings.
 LARGEST_MESSAGE = 2**20
-SHORTEST_S = 1e-4  # what is measured in less says nothing about a rate
+SHORTEST_S = 2e-3  # what took less was our own doing, and says nothing about a link
 
 
 def chunks(data: memoryview | bytes) -> Iterator[bytes]:
@@ -19,17 +19,20 @@ def chunks(data: memoryview | bytes) -> Iterator[bytes]:
 
 
 class Incoming:
-    """Bytes on their way in, at first all missing.
+    """Bytes on their way in, at first all missing: made when what announces them has come.
+
+    That was sent just before them. So the time from there to the last byte is what all of them took, headers and
+    encryption included, whatever the two clocks say and however long a single byte is on its way.
 
     Attributes:
         data: what has come.
+        came: when its last chunk did.
     """
 
     def __init__(self, size: int) -> None:
         self.data = bytearray(size)
         self._come = 0
-        self._first: tuple[float, int] | None = None  # when the first chunk had come, and how much that was
-        self._last = 0.0
+        self._began = self.came = time.perf_counter()
 
     @property
     def complete(self) -> bool:
@@ -42,17 +45,17 @@ class Incoming:
         if not chunk or end > len(self.data):
             raise BadMessage(f"a chunk of {len(chunk)} bytes came where {len(self.data) - self._come} were missing")
         self.data[self._come : end] = chunk
-        self._come, self._last = end, time.perf_counter()
-        if self._first is None:
-            self._first = self._last, end
+        self._come, self.came = end, time.perf_counter()
 
     @property
     def bps(self) -> float:
-        """Bits per second between the first chunk and the last; 0 if that was too short to say."""
-        if self._first is None:
-            return 0.0
-        seconds, bits = self._last - self._first[0], 8 * (self._come - self._first[1])
-        return bits / seconds if seconds > SHORTEST_S and bits else 0.0
+        """Bits per second; 0 if it went too fast to say."""
+        return 8 * self._come / self.seconds if self.seconds > SHORTEST_S else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the announcement to the last chunk so far."""
+        return self.came - self._began
 
 
 async def receive_chunks(read: Callable[[], Awaitable[bytes]], size: int) -> Incoming:
