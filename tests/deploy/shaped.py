@@ -18,7 +18,7 @@ import pytest
 
 from adaptsfl.deploy.up import Fleet, Say
 
-BURST = "16kb"  # what passes at once after a pause: little beside what a round sends
+BURST = "5kb"  # what passes at once after a pause: little beside what a round sends
 QUEUE = "300ms"
 _numbers = itertools.count()
 

@@ -1,13 +1,12 @@
 """Real links of known rates: what is measured of them, whether predictions come true, and whether plans pay.
 
-The only tests in which seconds are compared with seconds, always of the same run. Links are so slow that bytes, not this
-machine's other work, decide how long a round takes.
+The only tests in which seconds are compared with seconds, always of the same run. Links are so slow that bytes, not
+other work of this machine, decide how long a round takes.
 """
 
+import itertools
 import os
 import statistics
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +14,23 @@ import pytest
 from deploy.deployed import HERE, Talk, record_of
 from deploy.shaped import Link, ShapedFleet, need_namespaces, shaped_network
 
-LINKS = (Link(up=2, down=10), Link(up=4, down=15), Link(up=10, down=30), Link(up=20, down=50))
-# Activations of a mini-batch at cuts 1 … 6: 524, 131, 262, 66, 33 and 5 kB; layers 1 … cut: 1, 10, 29, 67, 84 and 84 kB.
+LINKS = (Link(up=0.5, down=2.5), Link(up=1, down=4), Link(up=2.5, down=8), Link(up=5, down=12))
+# Activations of a mini-batch at cuts 1 … 6: 262, 66, 131, 33, 8 and 3 kB; layers 1 … cut: 1, 10, 29, 67, 84 and 84 kB.
+# Averaged after every round, neither the first cut nor the last is the best.
 RECIPE = """
 name = "links"
 [model]
 name = "vgg_digits"
 options = { width = 0.5, norm = "group" }
 [training]
-batch_size = 128
+batch_size = 64
 learning_rate = 0.05
 [data]
 name = "digits"
 [fleet]
 devices = 4
 [planner]
-interval = 2
+interval = 1
 [convergence]
 initial_gap = 2.3
 budget = 1.0
@@ -44,19 +44,19 @@ private_start = false
 round_deadline_s = 120.0
 start_deadline_s = 240.0
 """
-WARM_UP, STEADY, GRID = 31123, 61123, (21111, 22222, 23333, 24444, 25555, 26666)
-SWEEPS = 2
+WARM_UP, STEADY, GRID = 32123, 62123, (11111, 12222, 13333, 14444, 16666)
+SWEEPS = 3
 PLANS = (WARM_UP, STEADY, *((0, *GRID) * SWEEPS))
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def record(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Run everything once: starting six processes takes longer than a few rounds."""
     need_namespaces()
     folder = tmp_path_factory.mktemp("links")
     file, talk = folder / "recipe.toml", Talk()
     file.write_text(RECIPE)
-    rounds = 3 + 6 + 2 * SWEEPS * (1 + len(GRID))
+    rounds = 3 + 6 + SWEEPS * (1 + len(GRID))
     more = [f'run.options={{"scripted_policy:Scripted"={{plans={list(PLANS)}}}}}', f"run.rounds={rounds}"]
     with pytest.MonkeyPatch.context() as patch, shaped_network(LINKS) as network:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
@@ -75,15 +75,15 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, 
             fleet.stop()
     found = record_of(fleet)
     assert len(found) == len(PLANS), talk.everything()
-    yield found
+    return found
 
 
 def test_rates_are_measured(record: list[dict[str, Any]]) -> None:
-    """Of a link's rate, TCP, TLS and HTTP/2 take a few percent; a busy machine may take more."""
-    for block in record:
-        for name, direction in (("uplink_bps", "up"), ("downlink_bps", "down")):
-            for rate, link in zip(block["resources"][name], LINKS, strict=True):
-                assert 0.7 * getattr(link, direction) < rate / 1e6 < 1.05 * getattr(link, direction)
+    """Of a link's rate, TCP, TLS and HTTP/2 take a few percent; a busy machine takes more now and then."""
+    for name, direction in (("uplink_bps", "up"), ("downlink_bps", "down")):
+        for k, link in enumerate(LINKS):
+            rate = statistics.median(block["resources"][name][k] for block in record) / 1e6
+            assert 0.75 * getattr(link, direction) < rate < 1.1 * getattr(link, direction), (name, link)
 
 
 def test_rounds_take_as_long_as_predicted(record: list[dict[str, Any]]) -> None:
@@ -95,14 +95,14 @@ def test_rounds_take_as_long_as_predicted(record: list[dict[str, Any]]) -> None:
 
 
 def test_phases_add_up_to_what_the_clock_shows(record: list[dict[str, Any]]) -> None:
-    for before, block in zip(record, record[1:], strict=False):
+    for before, block in itertools.pairwise(record):
         measured = block["estimates"]["measured"]
         wall_s = block["time_s"] - before["time_s"]
         assert measured["wall_s"] == pytest.approx(wall_s, abs=0.2)
         assert sum(block["seconds"].values()) + measured["other_s"] == pytest.approx(measured["wall_s"], abs=1e-3)
     steady = record[1]
     assert sum(steady["seconds"].values()) > 0.85 * steady["estimates"]["measured"]["wall_s"]
-    assert steady["bottleneck"] == ["device-1", "a2"]
+    assert steady["bottleneck"] == ["device-2", "a2"]
 
 
 def test_the_plan_pays(record: list[dict[str, Any]]) -> None:
@@ -112,7 +112,5 @@ def test_the_plan_pays(record: list[dict[str, Any]]) -> None:
         seconds.setdefault(plan, []).append(block["estimates"]["measured"]["wall_s"])
     least = {plan: min(times) for plan, times in seconds.items()}
     grid = [least[plan] for plan in GRID]
-    print({plan: [round(value, 2) for value in times] for plan, times in seconds.items()})
-    print([block["cuts"] for plan, block in zip(PLANS, record, strict=True) if not plan])
-    assert least[0] < 0.8 * max(grid)
-    assert least[0] < 1.1 * min(grid)
+    assert least[0] < 0.8 * max(grid), seconds
+    assert least[0] < 1.1 * min(grid), seconds

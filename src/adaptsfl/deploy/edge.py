@@ -421,8 +421,8 @@ class EdgeServer(Service):
             await self._deliveries(block)
             self._note_deliveries(block)
             try:
-                for device in sorted(block.delivered - block.delivered_for):
-                    await self._deliver_own(block, device)
+                own = sorted(block.delivered - block.delivered_for)
+                await asyncio.gather(*(self._deliver_own(block, device) for device in own))
                 block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
                 closed = await self._average(block)
                 block.clock.passed(time.perf_counter(), FED_SERVER, b2=ALL)
