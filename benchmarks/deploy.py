@@ -20,7 +20,6 @@ The table is printed and saved as Markdown, every number beside it as JSON.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import platform
@@ -30,7 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from adaptsfl.deploy.identity import SERVER_OPTIONS, Party, listen, load_credentials, open_channel
 from adaptsfl.deploy.probe import time_layers
 from adaptsfl.deploy.up import Fleet, free_port
 from adaptsfl.models import build, split
 
 DEVICES, BATCH_SIZE, CHANNELS = 4, 64, 128
-TURN_S, IDLE_S, START_S = 3.0, 20.0, 300.0
+TURN_S, IDLE_S, START_S = 3.0, 10.0, 300.0
 PAYLOAD = BATCH_SIZE * CHANNELS * 8 * 8 * 4
 MODEL = "deploy:model"
+BARE = Path(__file__).with_name("bare_echo.py")
 RECIPE = f"""
 name = "wire"
 [model]
@@ -60,7 +60,8 @@ learning_rate = 0.01
 name = "digits"
 [run]
 policies = ["fixed"]
-options = {{ fixed = {{ cut = 1, interval = 25 }} }}
+rounds = 1000000
+options = {{ fixed = {{ cut = 1, interval = 10 }} }}
 evaluate_every = 100000
 test_samples = 4
 [deploy]
@@ -106,61 +107,19 @@ class Trusting(Fleet):
         return [*super().command(party), *(["--allow", MODEL] if party.startswith("device") else [])]
 
 
-# --- the bare echo ---
-
-
-async def bare_server(address: str, certs: Path, out: Path) -> None:
-    """Answer rounds until told to stop, then write how long each took."""
-    waiting: list[asyncio.Future[None]] = []
-    times: list[float] = []
-    last = time.perf_counter()
-
-    async def echo(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
-        nonlocal last
-        async for request in requests:
-            turn = asyncio.get_running_loop().create_future()
-            waiting.append(turn)
-            if len(waiting) == DEVICES:
-                now = time.perf_counter()
-                times.append(now - last)
-                last = now
-                for other in waiting:
-                    other.set_result(None)
-                waiting.clear()
-            await turn
-            yield request
-
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    handler = grpc.stream_stream_rpc_method_handler(echo)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", {"echo": handler}),))
-    await listen(server, address, load_credentials(certs, "edge"))
-    await server.start()
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    await stopped.wait()
-    out.write_text(json.dumps(times[1:]))
-    await server.stop(0)
-
-
-async def bare_client(address: str, certs: Path, name: str) -> None:
-    """Send and receive until the server is gone."""
-    payload = bytes(PAYLOAD)
-    async with open_channel(address, "edge", load_credentials(certs, name), Party("device", name)) as channel:
-        stream = channel.stream_stream("/bare/echo")(wait_for_ready=True)
-        try:
-            while True:
-                await stream.write(payload)
-                if await stream.read() is grpc.aio.EOF:
-                    return
-        except grpc.aio.AioRpcError:
-            return
-
-
 # --- both in turns ---
 
 
-def measure_rounds(folder: Path, turns: int, turn_s: float, console: Console) -> dict[str, list[float]]:
-    """Return the seconds of every round, deployed and bare."""
+@dataclass(frozen=True)
+class Rounds:
+    """Seconds of every round, and CPU seconds of all processes per round."""
+
+    seconds: list[float]
+    cpu_s: float
+
+
+def measure_rounds(folder: Path, turns: int, console: Console) -> dict[str, Rounds]:
+    """Let both take turns."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE)
     lines: list[str] = []
@@ -168,36 +127,47 @@ def measure_rounds(folder: Path, turns: int, turn_s: float, console: Console) ->
     def say(party: str, text: str) -> None:
         lines.append(f"{party}: {text}")
 
-    fleet = Trusting(recipe, DEVICES, folder / "run", say, status_port=0, more=["run.rounds=1000000"])
-    bare: list[subprocess.Popen[bytes]] = []
+    fleet = Trusting(recipe, DEVICES, folder / "run", say, status_port=0, more=[])
+    bare: list[subprocess.Popen[Any]] = []
     out = folder / "bare.json"
     try:
         fleet.start_all()
         address = f"127.0.0.1:{free_port()}"
-        script = [sys.executable, __file__, "--certs", str(fleet.certs), "--address", address]
-        bare.append(subprocess.Popen([*script, "--bare", "server", "--out", str(out)]))
-        for k in range(DEVICES):
-            bare.append(subprocess.Popen([*script, "--bare", f"device-{k + 1}"]))
-        _wait(lambda: any("block 1" in line for line in lines), "the deployment did not begin", lines)
-        deployed = list(fleet.processes.values())
+        script = [sys.executable, str(BARE), "--certs", str(fleet.certs), "--address", address]
+        script += ["--out", str(out), "--clients", str(DEVICES), "--size", str(PAYLOAD)]
+        for party in ("edge", *(f"device-{k + 1}" for k in range(DEVICES))):
+            bare.append(subprocess.Popen([*script, party]))
+        _wait(lambda: any("edge: " in line and "block 2" in line for line in lines), "it did not begin", lines)
+        _wait(out.exists, "the bare server did not begin", lines)
+        sides: dict[str, list[subprocess.Popen[Any]]] = {"bare": bare, "deployed": list(fleet.processes.values())}
+        begun = {name: (_rounds_so_far(name, fleet, out), _cpu_s(*side)) for name, side in sides.items()}
         for turn in range(2 * turns):
-            runs, waits = (deployed, bare) if turn % 2 else (bare, deployed)
+            runs, waits = (sides["deployed"], bare) if turn % 2 else (bare, sides["deployed"])
             _signal(waits, signal.SIGSTOP)
             _signal(runs, signal.SIGCONT)
-            time.sleep(turn_s)
+            time.sleep(TURN_S)
             console.print(f"turn {turn + 1} of {2 * turns}", style="dim")
-        _signal([*bare, *deployed], signal.SIGCONT)
-        bare[0].send_signal(signal.SIGTERM)
-        _wait(out.exists, "the bare server wrote nothing", lines)
+        _signal(bare, signal.SIGCONT)
+        time.sleep(0.5)  # what was done is on disk
+        found = {}
+        for name, side in sides.items():
+            (before, cpu_before), seconds = begun[name], _rounds_so_far(name, fleet, out)
+            count = max(1, len(seconds) - len(before))
+            found[name] = Rounds(seconds[len(before) :], (_cpu_s(*side) - cpu_before) / count)
+        return found
     finally:
         _signal([*bare, *fleet.processes.values()], signal.SIGCONT)
         for process in bare:
             process.kill()
             process.wait()
         fleet.stop()
+
+
+def _rounds_so_far(name: str, fleet: Fleet, out: Path) -> list[float]:
+    if name == "bare":
+        return [float(seconds) for seconds in json.loads(out.read_text())]
     record = (fleet.folder / "edge" / "record.jsonl").read_text().splitlines()
-    rounds = [s for line in record for s in json.loads(line)["estimates"]["measured"]["rounds_s"]]
-    return {"bare": json.loads(out.read_text()), "deployed": rounds}
+    return [s for line in record for s in json.loads(line)["estimates"]["measured"]["rounds_s"]]
 
 
 def _signal(processes: Sequence[subprocess.Popen[Any]], number: signal.Signals) -> None:
@@ -239,36 +209,43 @@ def idle_device(folder: Path, seconds: float) -> dict[str, float]:
             fleet.start(party)
         _wait(lambda: any("device-1: " in line and "ready" in line for line in lines), "it did not join", lines)
         time.sleep(2.0)
-        place = Path(f"/proc/{fleet.processes['device-1'].pid}")
-        before = _cpu_s(place)
+        device = fleet.processes["device-1"]
+        before = _cpu_s(device)
         time.sleep(seconds)
-        status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
+        lines_of = Path(f"/proc/{device.pid}/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines_of)
         rss, anonymous = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))
-        return {"rss_mb": rss, "private_mb": anonymous, "cpu_share": (_cpu_s(place) - before) / seconds}
+        return {"rss_mb": rss, "private_mb": anonymous, "cpu_share": (_cpu_s(device) - before) / seconds}
     finally:
         fleet.stop()
 
 
-def _cpu_s(place: Path) -> float:
-    fields = (place / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_s(*processes: subprocess.Popen[Any]) -> float:
+    """Return the CPU seconds that processes have had so far, all together."""
+    total = 0
+    for process in processes:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 # --- results ---
 
-COLUMNS = ("what", "rounds", "median", "quarter to three quarters", "ratio", "beyond compute", "ratio")
+COLUMNS = ("what", "rounds", "median", "the middle half", "ratio", "beyond compute", "ratio", "CPU of all", "ratio")
 
 
-def summary(rounds: dict[str, list[float]], torch_s: float) -> list[tuple[str, ...]]:
+def summary(rounds: dict[str, Rounds], torch_s: float) -> list[tuple[str, ...]]:
     """Return one line per way."""
-    bare = statistics.median(rounds["bare"])
+    bare = statistics.median(rounds["bare"].seconds)
     lines: list[tuple[str, ...]] = []
-    for name, times in rounds.items():
-        low, middle, high = (1e3 * value for value in statistics.quantiles(times, n=4))
+    for name, found in rounds.items():
+        low, middle, high = (1e3 * value for value in statistics.quantiles(found.seconds, n=4))
         beyond = middle - (1e3 * torch_s if name == "deployed" else 0.0)
         ratios = f"{middle / bare / 1e3:.2f}", f"{beyond / bare / 1e3:.2f}"
         spread = f"{low:.1f}–{high:.1f} ms"
-        lines.append((name, str(len(times)), f"{middle:.1f} ms", spread, ratios[0], f"{beyond:.1f} ms", ratios[1]))
+        cpu = f"{1e3 * found.cpu_s:.1f} ms", f"{found.cpu_s / rounds['bare'].cpu_s:.2f}"
+        times = f"{middle:.1f} ms", spread, ratios[0], f"{beyond:.1f} ms", ratios[1]
+        lines.append((name, str(len(found.seconds)), *times, *cpu))
     return lines
 
 
@@ -295,23 +272,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for deploy.md and deploy.json")
-    for hidden in ("--bare", "--address"):  # a party of the bare echo, started by the benchmark itself
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    parser.add_argument("--certs", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.bare == "server":
-        asyncio.run(bare_server(options.address, options.certs, options.out))
-        return
-    if options.bare:
-        asyncio.run(bare_client(options.address, options.certs, options.bare))
-        return
     console = Console(width=140)
     os.environ["OMP_NUM_THREADS"] = "1"  # all parties share this machine
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     torch_s = compute_s()
     with tempfile.TemporaryDirectory() as folder:
-        rounds = measure_rounds(Path(folder), 4 if options.quick else 12, TURN_S, console)
+        rounds = measure_rounds(Path(folder), 4 if options.quick else 12, console)
     with tempfile.TemporaryDirectory() as folder:
         idle = idle_device(Path(folder), IDLE_S)
     lines = summary(rounds, torch_s)
@@ -323,7 +291,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     machine = {"python": platform.python_version(), "torch": torch.__version__, "grpc": grpc.__version__}
     machine |= {"cores": os.cpu_count(), "load": load, "processor": platform.machine()}
-    result = {"machine": machine, "payload_bytes": PAYLOAD, "compute_s": torch_s, "idle": idle, "rounds_s": rounds}
+    result = {"machine": machine, "payload_bytes": PAYLOAD, "compute_s": torch_s, "idle": idle}
+    result |= {"rounds": {name: asdict(found) for name, found in rounds.items()}}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "deploy.json").write_text(json.dumps(result) + "\n")
     (options.out / "deploy.md").write_text(page(lines, torch_s, idle, load, options.quick))

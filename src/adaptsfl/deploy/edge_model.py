@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from adaptsfl.deploy.layers_file import LayerStates, Template
+from adaptsfl.deploy.tensors import all_finite
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import Layer, run
 from adaptsfl.training.reference import EdgeServer
@@ -89,12 +90,8 @@ class EdgeModel:
         spoilt = [device for device, loss in zip(present, losses.tolist(), strict=True) if not abs(loss) < float("inf")]
         if not spoilt:
             gradients = self.server.backward()
-            spoilt = [
-                device
-                for device, gradient in zip(present, gradients, strict=True)
-                if not bool(torch.isfinite(gradient).all())
-            ]
-            if not all(bool(torch.isfinite(gradient).all()) for gradient in self.server.gradients):
+            spoilt = [device for device, gradient in zip(present, gradients, strict=True) if not all_finite(gradient)]
+            if not all(map(all_finite, self.server.gradients)):
                 spoilt = spoilt or [max(zip(losses.tolist(), present, strict=True))[1]]
         if spoilt:
             for buffer, value in zip(self._common_buffers(), kept, strict=True):
