@@ -1,16 +1,19 @@
 """What a device can do, measured: seconds of every layer, and bits per second of every link."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+import grpc
 import torch
 from torch import Tensor
 
-from adaptsfl.deploy.service import ECHO_BYTES, Calls
+from adaptsfl.deploy.identity import Credentials, Party, open_channel
+from adaptsfl.deploy.service import ECHO_BYTES, OPTIONS, Calls
 from adaptsfl.deploy.transfer import CHUNK_BYTES, Incoming
 from adaptsfl.deploy.wire_pb2 import Echo
-from adaptsfl.errors import BadMessage
+from adaptsfl.errors import BadMessage, InvalidInput, first_line
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import Layer
 from adaptsfl.training.settings import OptimizerSettings
@@ -61,17 +64,36 @@ def time_layers(model: SplitModel, example: Tensor, batch_size: int, repeats: in
     return LayerTimes(tuple(forward), tuple(backward))
 
 
-async def measure_link(calls: Calls) -> LinkRates:
-    """Send bytes to a server and have as many back: as many as it takes to say how fast that goes."""
+async def probe_links(
+    servers: Mapping[Literal["edge", "fed"], str], credentials: Credentials | None, party: Party
+) -> dict[str, LinkRates]:
+    """Measure the links to servers that are there now, one after the other."""
+    found = {}
+    for role, address in servers.items():
+        async with open_channel(address, role, credentials, party, OPTIONS) as channel:
+            try:
+                found[str(role)] = await measure_link(Calls(channel, role.capitalize()), wait=False)
+            except grpc.aio.AioRpcError as error:
+                problem = f"{address} did not answer: {error.code().name}, {first_line(Exception(error.details()))}"
+                raise InvalidInput(f"--{role}", problem, "Check address, name and certificates; is it up?") from None
+    return found
+
+
+async def measure_link(calls: Calls, *, wait: bool = True) -> LinkRates:
+    """Send bytes to a server and have as many back: as many as it takes to say how fast that goes.
+
+    Args:
+        wait: for a server that is not there yet.
+    """
     size = FIRST_BYTES
     while True:
-        rates, took_s = await _there_and_back(calls, size)
+        rates, took_s = await _there_and_back(calls, size, wait=wait)
         if size == MOST_BYTES or took_s > LONG_ENOUGH_S:
             return rates
         size = min(8 * size, MOST_BYTES)
 
 
-async def _there_and_back(calls: Calls, size: int) -> tuple[LinkRates, float]:
+async def _there_and_back(calls: Calls, size: int, *, wait: bool) -> tuple[LinkRates, float]:
     """Return both rates, and the seconds of the quicker of the two ways."""
 
     async def sent() -> AsyncIterator[Echo]:
@@ -80,7 +102,7 @@ async def _there_and_back(calls: Calls, size: int) -> tuple[LinkRates, float]:
             yield Echo(chunk=bytes(min(CHUNK_BYTES, size - start)))
 
     uplink, incoming = 0.0, None
-    async for answer in calls.echo(sent(), wait_for_ready=True, timeout=ECHO_PATIENCE_S):
+    async for answer in calls.echo(sent(), wait_for_ready=wait, timeout=ECHO_PATIENCE_S):
         if incoming is None:
             uplink, incoming = float(answer.uplink), Incoming(size)
         else:
