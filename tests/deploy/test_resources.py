@@ -1,18 +1,23 @@
 """What the edge server makes of what it is told and measures: rates, shares of layers, and the time of a block."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from adaptsfl import latency
 from adaptsfl.costs import CutCosts
 from adaptsfl.deploy.clock import ALL, BlockClock
-from adaptsfl.deploy.resources import FASTEST, WHOLE_BITS, MeasuredFleet, Moving
+from adaptsfl.deploy.layers_file import to_bytes, without_optimizer
+from adaptsfl.deploy.resources import FASTEST, TRAVELLING, WHOLE_BITS, MeasuredFleet, Moving
 from adaptsfl.deploy.wire_pb2 import Rates, Ready
 from adaptsfl.errors import BadMessage
+from adaptsfl.models import build, profile, split
 from adaptsfl.simulation.beliefs import MEMORY_ROUNDS
 from adaptsfl.training import OptimizerSettings
+from adaptsfl.training.layers import Layer
 
 BATCH = 10
 COSTS = CutCosts(
@@ -224,3 +229,24 @@ def test_rounds_are_timed_from_answer_to_answer() -> None:
     assert clock.answered(4.5, first=False) == pytest.approx(1.5)
     clock.passed(5.0, "fed server", b2=ALL)
     assert clock.data() == {"wall_s": 5.0, "rounds_s": [1.5], "averaging_s": 5.0, "other_s": 0.0}
+
+
+# --- what travels ---
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_layers_travel_in_as_many_bits_as_are_predicted(name: str) -> None:
+    """Beside the numbers themselves there are a few hundred bytes of names and shapes."""
+    settings = OptimizerSettings(name=name)
+    built = build("vgg_digits")
+    model = split(built.module, built.example_input)
+    predicted = MeasuredFleet(
+        profile(model, built.example_input, batch_size=BATCH), ["device-1"], BATCH, settings
+    ).costs
+    for at_averaging, times in (("average", None), ("reset", 1)):
+        layer = Layer(model.pieces[1], replace(settings, at_averaging=at_averaging))
+        layer.update([torch.zeros_like(tensor) for tensor in layer.parameters], 0.1)
+        state = layer.state() if times is None else without_optimizer(layer.state())
+        bits = predicted.client_model_bits[1] - predicted.client_model_bits[0]
+        whole = times or TRAVELLING[name]
+        assert 8 * len(to_bytes({2: state})) == pytest.approx(bits / TRAVELLING[name] * whole, rel=0.05)

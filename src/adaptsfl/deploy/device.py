@@ -226,11 +226,11 @@ class DeviceParty:
         shape, dtype = held.device.activations.shape, self.terms.recipe.model.wire_dtype
         check_header(gradients.tensor, shape, dtype)
 
-        async def read() -> bytes:
+        async def read() -> memoryview:
             message = await stream.read()
             if message is grpc.aio.EOF or message.WhichOneof("kind") != "chunk":
                 raise BadMessage("the edge server stopped amid gradients")
-            return bytes(message.chunk)
+            return message.chunk
 
         incoming = await receive_chunks(read, size_of(shape, dtype))
         self._downlink = incoming.bps
@@ -289,4 +289,4 @@ async def _write(stream: Any, header: wire.Activations, parts: list[memoryview])
     await stream.write(wire.FromDevice(activations=header))
     for part in parts:
         for chunk in chunks(part):
-            await stream.write(wire.FromDevice(chunk=chunk))
+            await stream.write(chunk)

@@ -35,6 +35,7 @@ from adaptsfl.deploy.sessions import Arrival, Member, Session, Shapes
 from adaptsfl.deploy.status import Board, Status
 from adaptsfl.deploy.tensors import pack, size_of
 from adaptsfl.deploy.terms import PROTOCOL, Terms
+from adaptsfl.deploy.transfer import Chunk
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
 from adaptsfl.latency import EDGE_SERVER, FED_SERVER
 from adaptsfl.loading import costs_of
@@ -104,7 +105,9 @@ class EdgeServer(Service):
 
     # --- being called ---
 
-    async def train(self, requests: AsyncIterator[wire.FromDevice], context: Any) -> AsyncIterator[wire.ToDevice]:
+    async def train(
+        self, requests: AsyncIterator[wire.FromDevice], context: Any
+    ) -> AsyncIterator[wire.ToDevice | Chunk]:
         """Talk with one device for as long as its connection lasts."""
         party = await require(context, "device")
         member = self.members.get(party.name)

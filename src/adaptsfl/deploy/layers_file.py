@@ -41,6 +41,11 @@ def by_layer(tensors: Mapping[str, Tensor]) -> LayerStates:
     return states
 
 
+def without_optimizer(state: LayerState) -> LayerState:
+    """Return a layer's parameters and buffers alone."""
+    return {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in OPTIMIZER_STATE}
+
+
 class Template:
     """What every layer of a model looks like: whatever another party sends is held against it."""
 

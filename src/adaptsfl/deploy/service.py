@@ -8,7 +8,7 @@ import grpc
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.identity import require
-from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Incoming
+from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Incoming, parser, serializer
 from adaptsfl.errors import BadMessage, NotWritten
 
 # By service and method: whether requests and answers are streams, and what they are.
@@ -48,7 +48,7 @@ class Service:
         for name, (takes_many, gives_many, request, answer) in METHODS[self.service].items():
             kind = f"{'stream' if takes_many else 'unary'}_{'stream' if gives_many else 'unary'}_rpc_method_handler"
             wrapped = (_many if gives_many else _one)(getattr(self, name))
-            made[name] = getattr(grpc, kind)(wrapped, request.FromString, answer.SerializeToString)
+            made[name] = getattr(grpc, kind)(wrapped, parser(request), serializer(answer))
         return grpc.method_handlers_generic_handler(f"adaptsfl.{self.service}", made)
 
     async def echo(self, requests: AsyncIterator[wire.Echo], context: Any) -> AsyncIterator[wire.Echo]:
@@ -74,8 +74,8 @@ class Calls:
             kind = f"{'stream' if takes_many else 'unary'}_{'stream' if gives_many else 'unary'}"
             call = getattr(channel, kind)(
                 f"/adaptsfl.{service}/{name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=answer.FromString,
+                request_serializer=serializer(request),
+                response_deserializer=parser(answer),
             )
             setattr(self, name, call)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.tensors import check_header, size_of, unpack
-from adaptsfl.deploy.transfer import Incoming, chunks
+from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
 from adaptsfl.errors import BadMessage
 
 STRIKES = 3  # connections in a row that ended with a violation, after which a device is shut out
@@ -137,14 +137,14 @@ class Session:
                 self._queue.get_nowait()
         self._queue.put_nowait(None)
 
-    async def messages(self) -> AsyncIterator[wire.ToDevice]:
+    async def messages(self) -> AsyncIterator[wire.ToDevice | Chunk]:
         """Yield what is to be sent until the connection is closed; raise what it was closed with."""
         while (item := await self._queue.get()) is not None:
             message, data = item
             yield message
             if data is not None:
                 for chunk in chunks(data):
-                    yield wire.ToDevice(chunk=chunk)
+                    yield chunk
                 self.sent_bytes += len(data)
         if self._error is not None:
             raise self._error

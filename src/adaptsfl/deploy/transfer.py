@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from adaptsfl.errors import BadMessage
 
@@ -12,11 +14,72 @@ CHUNK_BYTES = LARGEST_MESSAGE - 2**10
 SHORTEST_S = 2e-3  # what took less was our own doing, and says nothing about a link
 
 
-def chunks(data: memoryview | bytes) -> Iterator[bytes]:
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes of something larger. On the wire it is the message whose field `chunk` is set, whatever its type.
+
+    Protobuf would copy the bytes three times on either side, which is most of what a round costs beside the network.
+    """
+
+    chunk: memoryview | bytes
+
+    def WhichOneof(self, _group: str) -> str:  # noqa: N802 (as messages have it)
+        """Return which of a message's fields this is."""
+        return "chunk"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise BadMessage(f"a chunk came where {name} was expected")
+
+
+def chunks(data: memoryview | bytes) -> Iterator[Chunk]:
     """Yield the bytes in order, in chunks."""
     view = memoryview(data)
     for start in range(0, len(view), CHUNK_BYTES):
-        yield bytes(view[start : start + CHUNK_BYTES])
+        yield Chunk(view[start : start + CHUNK_BYTES])
+
+
+def serializer(kind: Any) -> Callable[[Any], bytes]:
+    """Return what turns messages of a type, and chunks in their place, into bytes."""
+    tag = _chunk_tag(kind)
+
+    def serialize(message: Any) -> bytes:
+        if isinstance(message, Chunk):
+            return b"".join((tag, _varint(len(message.chunk)), message.chunk))
+        return bytes(message.SerializeToString())
+
+    return serialize
+
+
+def parser(kind: Any) -> Callable[[bytes], Any]:
+    """Return what reads messages of a type: a message that is nothing but a chunk comes out as one."""
+    tag = _chunk_tag(kind)
+
+    def parse(data: bytes) -> Any:
+        for size in range(2, 5):  # the chunk's length has as many bytes as it needs, up to four
+            length = len(data) - 1 - size
+            if length > 0 and data.startswith(tag + _varint(length)) and len(_varint(length)) == size:
+                return Chunk(memoryview(data)[1 + size :])
+        return kind.FromString(data)
+
+    return parse if tag else kind.FromString
+
+
+def _chunk_tag(kind: Any) -> bytes:
+    """Return the byte before a chunk in a message of this type; nothing if it may hold something else beside it."""
+    field = kind.DESCRIPTOR.fields_by_name.get("chunk")
+    return b"" if field is None or field.containing_oneof is None else bytes([field.number << 3 | 2])
+
+
+def _varint(number: int) -> bytes:
+    """Return a length as protobuf writes it: seven bits to a byte, the lowest first, the last without a mark."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
 
 
 class Incoming:
@@ -40,12 +103,12 @@ class Incoming:
         """Whether all bytes have come."""
         return self._come == len(self.data)
 
-    def add(self, chunk: bytes) -> None:
+    def add(self, chunk: memoryview | bytes) -> None:
         """Take the next chunk."""
         end = self._come + len(chunk)
         if not chunk or end > len(self.data):
             raise BadMessage(f"a chunk of {len(chunk)} bytes came where {len(self.data) - self._come} were missing")
-        self.data[self._come : end] = chunk
+        memoryview(self.data)[self._come : end] = chunk  # a bytearray's own slice would copy it once more
         self._come, self.came = end, time.perf_counter()
 
     @property
@@ -59,7 +122,7 @@ class Incoming:
         return self.came - self._began
 
 
-async def receive_chunks(read: Callable[[], Awaitable[bytes]], size: int) -> Incoming:
+async def receive_chunks(read: Callable[[], Awaitable[memoryview | bytes]], size: int) -> Incoming:
     """Read chunks until `size` bytes have come."""
     incoming = Incoming(size)
     while not incoming.complete:
