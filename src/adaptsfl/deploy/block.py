@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.clock import BlockClock
 from adaptsfl.deploy.layers_file import LayerStates
 from adaptsfl.deploy.sessions import Arrival
 from adaptsfl.fleet import Fleet
-from adaptsfl.latency import PHASES
 
 
 @dataclass
@@ -61,8 +61,10 @@ class OpenBlock:
         predicted: seconds of every phase of one round and of one averaging.
         trained: who took part in the last round and has not lost its layers since.
         closing: whether layers are being delivered: `delivered` by devices, `delivered_for` them by the edge server.
+        delivered_last: who was the last of them, when, and at how many bits per second.
         present, losses: by round.
-        seconds: measured, by phase, over all rounds.
+        told: by device: what came with its last activations.
+        clock: how long everything took.
     """
 
     attempt: int
@@ -76,13 +78,15 @@ class OpenBlock:
     members: tuple[int, ...]
     observed: Fleet
     predicted: dict[str, float]
+    clock: BlockClock
     trained: set[int] = field(default_factory=set)
     closing: bool = False
     delivered: set[int] = field(default_factory=set)
     delivered_for: set[int] = field(default_factory=set)
+    delivered_last: tuple[int, float, float] | None = None
+    told: dict[int, wire.Activations] = field(default_factory=dict)
     present: list[tuple[int, ...]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     bits: float = 0.0
 
     @property

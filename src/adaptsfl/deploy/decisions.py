@@ -78,11 +78,6 @@ class Decisions:
         times = latency.phase_times(self.measured.costs, fleet, np.array(cuts), self.terms.batch_size)
         return {time.phase: time.seconds for time in times}
 
-    def bottleneck(self, fleet: Fleet, cuts: Sequence[int], phase: str) -> str:
-        """Return who takes longest in a phase, as the latency model has it."""
-        times = latency.phase_times(self.measured.costs, fleet, np.array(cuts), self.terms.batch_size)
-        return next(time.bottleneck for time in times if time.phase == phase)
-
     def _check(self, decision: Decision) -> None:
         plan = decision.plan
         if plan.interval is None or plan.layer_intervals or decision.placed is not None:

@@ -364,4 +364,4 @@ async def _write(stream: Any, header: wire.Activations, parts: list[memoryview])
     await stream.write(wire.FromDevice(activations=header))
     for part in parts:
         for chunk in chunks(part):
-            await stream.write(wire.FromDevice(chunk=chunk))
+            await stream.write(chunk)

@@ -22,20 +22,23 @@ from adaptsfl.checks import printable
 from adaptsfl.config import Recipe
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.block import OpenBlock, Round, Tests
+from adaptsfl.deploy.clock import ALL, BlockClock
 from adaptsfl.deploy.decisions import Decisions
 from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
 from adaptsfl.deploy.fed_client import FedClient
 from adaptsfl.deploy.identity import Party, require
 from adaptsfl.deploy.journal import Journal, Progress
 from adaptsfl.deploy.layers_file import LayerStates, Template
-from adaptsfl.deploy.probe import time_layers
+from adaptsfl.deploy.probe import measure_link, time_layers
 from adaptsfl.deploy.resources import MeasuredFleet
 from adaptsfl.deploy.service import Calls, NotNow, Service, TooMuch
 from adaptsfl.deploy.sessions import HELLO_S, MOST_SAMPLES, Arrival, Member, Session, Shapes
 from adaptsfl.deploy.status import Board, Status
-from adaptsfl.deploy.tensors import pack
+from adaptsfl.deploy.tensors import pack, size_of
 from adaptsfl.deploy.terms import PROTOCOL, Terms
+from adaptsfl.deploy.transfer import Chunk
 from adaptsfl.errors import BadMessage, InvalidInput, TrainingDiverged, first_line
+from adaptsfl.latency import EDGE_SERVER, FED_SERVER
 from adaptsfl.loading import costs_of
 from adaptsfl.models import SplitModel
 from adaptsfl.simulation.record import Block
@@ -106,7 +109,7 @@ class EdgeServer(Service):
         self.tests: Tests | None = None
         self.ended_by = ""
         self.over = ""  # what devices are told once the run is over
-        self._before_s = self._began = self._round_began = self._round_s = 0.0
+        self._before_s = self._began = self._noted = self._round_s = 0.0
         self._common_at_close: LayerStates = {}
         self._changed = asyncio.Event()
         self._admitting = asyncio.Lock()  # devices are let in one by one, and not between two blocks
@@ -114,7 +117,9 @@ class EdgeServer(Service):
 
     # --- being called ---
 
-    async def train(self, requests: AsyncIterator[wire.FromDevice], context: Any) -> AsyncIterator[wire.ToDevice]:
+    async def train(
+        self, requests: AsyncIterator[wire.FromDevice], context: Any
+    ) -> AsyncIterator[wire.ToDevice | Chunk]:
         """Talk with one device for as long as its connection lasts."""
         party = await require(context, "device")
         member = self.members.get(party.name)
@@ -241,7 +246,8 @@ class EdgeServer(Service):
         arrival = await session.receive(told, self.shapes, requests)
         if self.block is not block or member.session is not session or member.attempt != block.attempt:
             return  # the block was closed meanwhile, or the device has connected anew and sends it again
-        self.measured.device(member.number, uplink_bps=arrival.bps, downlink_bps=told.downlink)
+        bits = 8 * size_of(told.tensor.shape, told.tensor.dtype)
+        self.measured.device(member.number, bits, uplink_bps=arrival.bps, downlink_bps=told.downlink)
         if told.evaluation:
             await self._test(session, arrival)
             return
@@ -278,8 +284,12 @@ class EdgeServer(Service):
         session.idle()
         if block is not None and block.closing and delivered.attempt == block.attempt == member.attempt:
             block.delivered.add(member.number)
+            block.delivered_last = member.number, time.perf_counter(), delivered.fed_uplink
             self.measured.device(
-                member.number, fed_uplink_bps=delivered.fed_uplink, fed_downlink_bps=delivered.fed_downlink
+                member.number,
+                self._layer_bits(member.cut),
+                fed_uplink_bps=delivered.fed_uplink,
+                fed_downlink_bps=delivered.fed_downlink,
             )
             self._wake()
 
@@ -349,6 +359,9 @@ class EdgeServer(Service):
         self._write_run("running")
         self._began = time.monotonic()
         await self._wait_for_start()
+        to_fed = await self._with_fed(lambda: measure_link(self.fed.calls))
+        self.measured.server_link(ALL, to_fed_bps=to_fed.uplink, from_fed_bps=to_fed.downlink)
+        self._noted = time.perf_counter()
         while not self.ended_by:
             await self._block()
         await self._finish()
@@ -394,8 +407,11 @@ class EdgeServer(Service):
         await self._tell_fed(opening, brought)
         first, last = min(cuts) + 1, max(deepest, before)
         fetched: LayerStates = {}
+        clock = BlockClock(self._noted)
+        clock.passed(time.perf_counter())
         if first <= last:
             fetched = await self._fetch(opening, brought, first, last)
+            clock.passed(time.perf_counter(), EDGE_SERVER, b3=ALL)
         block = OpenBlock(
             attempt=attempt,
             number=self.progress.blocks + 1,
@@ -408,12 +424,14 @@ class EdgeServer(Service):
             members=numbers,
             observed=observed,
             predicted=self.decisions.predicted(observed, [planned[number] for number in numbers]),
+            clock=clock,
         )
         async with self._admitting:
             await self._compute(self.edge_model.place, deepest, fetched)
             self.tests = Tests(self.progress.rounds) if evaluate else None
             self.block, self.round = block, Round(self.progress.rounds + 1) if rounds else None
-            self._round_began = time.perf_counter()
+            if rounds:
+                clock.told(time.perf_counter())
             for member in self.by_number:
                 member.attempt = 0
         self._tell_of_plan(block)
@@ -427,7 +445,7 @@ class EdgeServer(Service):
         while True:
             try:
                 moved = await self._with_fed(lambda: self.fed.fetch(opening.attempt, first, last))
-                self.measured.server["from_fed_bps"].add(moved.bps)
+                self.measured.server_link(8 * moved.size, from_fed_bps=moved.bps)
                 return moved.states
             except NotNow:
                 await self._tell_fed(opening, brought)
@@ -439,7 +457,7 @@ class EdgeServer(Service):
             self.round = Round(number)
         current = self.round
         while True:
-            await self._arrivals(block, current)
+            everybody = await self._arrivals(block, current)
             current.closed = True
             present = tuple(sorted(current.arrivals))
             began = time.perf_counter()
@@ -460,15 +478,15 @@ class EdgeServer(Service):
                     session = self.by_number[device].session
                     if session is not None:
                         session.close(BadMessage("activations came that lead to no numbers"))
-        took = time.perf_counter() - began
         self.progress.rounds = number
         self.round = Round(number + 1) if number < block.last_round else None
         block.trained = set(present)
         for device, gradient in zip(present, gradients, strict=True):
             self._answer(block, self.by_number[device], number, gradient)
+        took = time.perf_counter() - began
         loss = float((losses * losses.new_tensor(weights)).sum())
         self._end_tests()
-        self._note_round(block, current, present, loss, took)
+        self._note_round(block, current, present, loss, began + took, ALL if everybody else took)
 
     def _answer(self, block: OpenBlock, member: Member, number: int, gradient: Tensor) -> None:
         member.last_round, member.rounds = number, member.rounds + 1
@@ -480,8 +498,8 @@ class EdgeServer(Service):
         if member.session is not None and member.session.planned == block.attempt:  # else it asks once it has its plan
             member.session.send(wire.ToDevice(gradients=header), data)
 
-    async def _arrivals(self, block: OpenBlock, current: Round) -> None:
-        """Wait until all who are there have sent, or the deadline has passed and enough have."""
+    async def _arrivals(self, block: OpenBlock, current: Round) -> bool:
+        """Wait until all who are there have sent (return True), or the deadline has passed and enough have."""
         deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
         while True:
             missing = [m for m in self._here() if m.attempt == block.attempt and m.number not in current.arrivals]
@@ -492,26 +510,26 @@ class EdgeServer(Service):
                     self.say(f"round {current.number} goes on without {', '.join(m.name for m in waiting)}")
                 for member in waiting:
                     member.late = True
-                return
+                return not waiting
             if not missing:
                 self._wait_for(f"devices: {len(current.arrivals)} of {self.quorum} that are needed")
             await self._change(max(0.0, deadline - time.monotonic()) if enough else None)
 
     async def _close(self, block: OpenBlock) -> None:
         """Have all copies delivered and averaged; note where we are."""
-        began = time.perf_counter()
         block.closing = True
         self._ask_to_deliver(block)
         while True:
             await self._deliveries(block)
-            uploaded = time.perf_counter()
+            self._note_deliveries(block)
             devices = set(block.delivered)
             try:
-                for device in sorted(devices - block.delivered_for):
-                    await self._deliver_own(block, device)
+                await self._deliver_all_own(block, devices)
                 if not devices <= block.delivered:
                     continue  # one of them has lost its layers meanwhile, or the fed server has
+                block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
                 closed = await self._average(block, devices)
+                block.clock.passed(time.perf_counter(), FED_SERVER, b2=ALL)
             except NotNow:  # the fed server was restarted: it knows nothing of this block any more
                 await self._open_again(block)
                 continue
@@ -523,16 +541,14 @@ class EdgeServer(Service):
                 if member.session is not None:
                     member.session.close(BadMessage("it said that its layers are at the fed server, and none are"))
             self._ask_to_deliver(block)
-        self._note_deliveries(block, devices)
+        self._judge_deliveries(block, devices)
         self.block = None  # whoever comes now is let in with the next one
         self.progress.version, self.progress.deepest = closed.version, block.deepest
-        block.seconds["b1"] += uploaded - began
-        block.seconds["b2"] += time.perf_counter() - uploaded
         self._note_block(block)
         self._common_at_close = self.edge_model.common_states()
         self.journal.save(self.progress, self._common_at_close)
 
-    def _note_deliveries(self, block: OpenBlock, averaged: set[int]) -> None:
+    def _judge_deliveries(self, block: OpenBlock, averaged: set[int]) -> None:
         """Remember who held up the others: whoever does so again and again is shut out."""
         for member in [self.by_number[device] for device in block.present[-1]]:
             if member.number in averaged:
@@ -591,13 +607,21 @@ class EdgeServer(Service):
                 await self._open_again(block)  # perhaps it is the fed server that keeps them waiting
                 patience = min(2 * patience, LONGEST_WAIT_S)
 
+    async def _deliver_all_own(self, block: OpenBlock, devices: set[int]) -> None:
+        """Take these devices' layers above their cuts to the fed server, all at once; wait for all, whatever fails."""
+        own = sorted(devices - block.delivered_for)
+        done = await asyncio.gather(*(self._deliver_own(block, device) for device in own), return_exceptions=True)
+        for error in done:
+            if error is not None:
+                raise error
+
     async def _deliver_own(self, block: OpenBlock, device: int) -> None:
         """Take a device's layers above its cut to the fed server."""
         member = self.by_number[device]
         states = await self._compute(self.edge_model.own_states, device, member.cut)
         if states:
             moved = await self._with_fed(lambda: self.fed.deliver(block.attempt, member.name, states))
-            self.measured.server["to_fed_bps"].add(moved.bps)
+            self.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
         block.delivered_for.add(device)
 
     async def _finish(self) -> None:
@@ -653,33 +677,53 @@ class EdgeServer(Service):
 
     # --- remembering ---
 
-    def _note_round(self, block: OpenBlock, current: Round, present: tuple[int, ...], loss: float, took: float) -> None:
-        """Account for one round: how long each phase took for whom it took longest."""
+    def _note_round(
+        self, block: OpenBlock, current: Round, present: tuple[int, ...], loss: float, answered: float, turn_s: float
+    ) -> None:
+        """Account for one round, as it was for the device whose activations came last."""
         block.present.append(present)
         block.losses.append(loss)
-        self.measured.server_took([block.cuts[device] for device in present], took)
+        block.told |= {k: current.arrivals[k].told for k in present}
         bits = {k: 8 * self.shapes.size(self.by_number[k].cut) for k in present}
-        rates = self.measured.devices
-        phases = {
-            "a1": max(current.arrivals[k].told.forward_s for k in present),
-            "a2": max(bits[k] / rates[k]["uplink_bps"].rate for k in present),
-            "a3": took,
-            "a4": max(bits[k] / rates[k]["downlink_bps"].rate for k in present),
-            "a5": max(current.arrivals[k].told.backward_s for k in present),
-        }
-        for phase, seconds in phases.items():
-            block.seconds[phase] += seconds
         block.bits += 2 * sum(bits.values())
-        now = time.perf_counter()
-        self._round_s, self._round_began = now - self._round_began, now
+        last = max(present, key=lambda k: current.arrivals[k].came)
+        name, arrival, first = self.by_number[last].name, current.arrivals[last], current.number == block.first_round
+        before = {"b3": self._fetch_s(last)} if first else self._back_s(block, last)
+        phases = dict.fromkeys(("a1", "a2", "a3", "a4", "a5"), 0.0)
+        phases |= block.clock.passed(arrival.came, name, a2=arrival.seconds, a1=arrival.told.forward_s, **before)
+        phases |= block.clock.passed(answered, EDGE_SERVER, a3=turn_s)
+        phases.pop("b3", None)
+        self._round_s = block.clock.answered(answered, first=first)
+        self.measured.server_took([block.cuts[device] for device in present], phases["a3"])
         self.board.add_loss(current.number, loss)
         self._tell_of_round(block, phases)
+
+    def _note_deliveries(self, block: OpenBlock) -> None:
+        """Account for the time since the last answer, as it was for the device that delivered last."""
+        if block.delivered_last is not None:
+            device, at, rate = block.delivered_last
+            member, back = self.by_number[device], self._back_s(block, device)
+            upload_s = self._layer_bits(member.cut) / rate if rate > 0 else 0.0
+            block.clock.passed(at, member.name, b1=upload_s, **back)
+
+    def _back_s(self, block: OpenBlock, device: int) -> dict[str, float]:
+        """Return the seconds of a device's last download and backward pass, as it told them."""
+        told = block.told.get(device)
+        if told is None:
+            return {}
+        bits = 8 * self.shapes.size(self.by_number[device].cut)
+        return {"a4": bits / told.downlink if told.downlink > 0 else 0.0, "a5": told.backward_s}
+
+    def _fetch_s(self, device: int) -> float:
+        """Return the seconds of a device's last fetching of layers, as far as is known."""
+        return self._layer_bits(self.by_number[device].cut) / self.measured.devices[device]["fed_downlink_bps"].rate
+
+    def _layer_bits(self, cut: int) -> float:
+        return float(self.measured.nominal.client_model_bits[cut - 1])
 
     def _note_block(self, block: OpenBlock) -> None:
         """Put a block into the record."""
         took_part = {device for present in block.present for device in present}
-        slowest = max(block.seconds, key=lambda phase: block.seconds[phase])
-        cuts = [block.cuts[k] for k in block.members]
         everybody = all(len(present) == self.terms.devices for present in block.present)
         self.progress.blocks = block.number
         self.progress.seconds = self._elapsed()
@@ -693,17 +737,18 @@ class EdgeServer(Service):
                 cuts=tuple(cut if k in took_part else 0 for k, cut in enumerate(block.cuts)),
                 deepest=block.deepest,
                 layer_intervals={},
-                seconds=dict(block.seconds),
-                bottleneck=(self.decisions.bottleneck(block.observed, cuts, slowest), slowest),
+                seconds=dict(block.clock.seconds),
+                bottleneck=block.clock.bottleneck,
                 bits=block.bits,
                 loss=float(np.mean(block.losses)),
                 evaluations=(),
-                estimates={"predicted": block.predicted},
+                estimates={"predicted": block.predicted, "measured": block.clock.data()},
                 resources=rates_seen(block.observed, block.members, self.terms.devices),
                 predicted_s=block.predicted_s,
                 present=None if everybody else tuple(block.present),
             )
         )
+        self._noted = time.perf_counter()
         self.ended_by = self._end()
 
     def _end_tests(self) -> None:

@@ -20,7 +20,7 @@ from adaptsfl.deploy.identity import Party, require
 from adaptsfl.deploy.layers_file import LayerState, LayerStates, Template, by_layer, named, to_bytes
 from adaptsfl.deploy.service import NotNow, Service
 from adaptsfl.deploy.terms import Terms
-from adaptsfl.deploy.transfer import Incoming, chunks
+from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
 from adaptsfl.deploy.wire_pb2 import (
     Closed,
     Closing,
@@ -111,7 +111,7 @@ class FedServer(Service):
             self.block = OpenBlock(opening.attempt, opening.version, opening.deepest, cuts, {**base, **brought})
         return Opened(anew=anew)
 
-    async def fetch(self, request: Wanted, context: Any) -> AsyncIterator[LayersPart]:
+    async def fetch(self, request: Wanted, context: Any) -> AsyncIterator[LayersPart | Chunk]:
         """Give a device the layers up to its cut, or the edge server layers above the floor."""
         party = await require(context, ("device", "edge"))
         block = self._open_block(request.attempt)
@@ -121,7 +121,7 @@ class FedServer(Service):
         header = Layers(attempt=block.attempt, first=request.first, last=request.last, size=len(data))
         yield LayersPart(header=header)
         for chunk in chunks(data):
-            yield LayersPart(chunk=chunk)
+            yield chunk
 
     async def deliver(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
         """Take the copies of one device, from itself up to its cut, from the edge server above it."""

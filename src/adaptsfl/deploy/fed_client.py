@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from adaptsfl.deploy.layers_file import LayerStates, Template, to_bytes
+from adaptsfl.deploy.layers_file import LayerStates, Template, to_bytes, without_optimizer
 from adaptsfl.deploy.service import Calls
-from adaptsfl.deploy.transfer import SHORTEST_S, Incoming, chunks
+from adaptsfl.deploy.transfer import SHORTEST_S, Chunk, Incoming, chunks
 from adaptsfl.deploy.wire_pb2 import Closed, Closing, Final, Layers, LayersPart, Opening, Wanted
 from adaptsfl.errors import BadMessage
 
@@ -59,7 +59,9 @@ class FedClient:
         return Moved(len(incoming.data), incoming.bps, self.template.from_bytes(incoming.data, layers))
 
     async def deliver(self, attempt: int, device: str, states: LayerStates) -> Moved:
-        """Bring a device's copies."""
+        """Bring a device's copies; what the optimiser keeps stays here if averaging drops it anyway."""
+        if self.template.settings.at_averaging == "reset":
+            states = {number: without_optimizer(state) for number, state in states.items()}
         data = to_bytes(states)
         header = Layers(attempt=attempt, device=device, first=min(states), last=max(states), size=len(data))
         started = time.perf_counter()
@@ -85,11 +87,11 @@ def _patience(size: int) -> float:
     return PATIENCE_S + 8 * size / SLOWEST_BPS
 
 
-async def _parts(*parts: Any) -> AsyncIterator[LayersPart]:
+async def _parts(*parts: Any) -> AsyncIterator[LayersPart | Chunk]:
     """Yield messages, and bytes among them as chunks."""
     for part in parts:
         if isinstance(part, bytes):
             for chunk in chunks(part):
-                yield LayersPart(chunk=chunk)
+                yield chunk
         else:
             yield part

@@ -10,7 +10,7 @@ from torch import Tensor
 from adaptsfl.checks import printable
 from adaptsfl.errors import BadMessage
 from adaptsfl.models import SplitModel
-from adaptsfl.training.layers import Layer
+from adaptsfl.training.layers import OPTIMIZER_STATE, Layer
 from adaptsfl.training.settings import OptimizerSettings
 
 LayerState = dict[str, Tensor]  # as `Layer.state` gives it
@@ -45,6 +45,11 @@ def by_layer(tensors: Mapping[str, Tensor]) -> LayerStates:
         layer, _, name = full.partition(".")
         states.setdefault(int(layer), {})[name] = tensor
     return states
+
+
+def without_optimizer(state: LayerState) -> LayerState:
+    """Return a layer's parameters and buffers alone."""
+    return {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in OPTIMIZER_STATE}
 
 
 class Template:

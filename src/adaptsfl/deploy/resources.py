@@ -18,6 +18,7 @@ FASTEST = 1e11  # bits per second, of a link that is too fast to be measured
 # Rates and seconds that a device can say without being laughed at; far from where formulas meet 0 or infinity.
 SLOWEST_EVER, FASTEST_EVER = 1.0, 1e18
 LONGEST_S = 1e6
+WHOLE_BITS = 2**21  # of a transfer that counts as one measurement; in shorter ones much of the time is not the link's
 SERVER_RATES = ("flops", "to_fed_bps", "from_fed_bps")
 # How often a layer's parameters travel when it is averaged: themselves, and what the optimiser keeps of each.
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
@@ -27,15 +28,15 @@ class Moving:
     """A rate, averaged as times are: the mean of 1/rate over about the last `MEMORY_ROUNDS` measurements."""
 
     def __init__(self, rate: float) -> None:
-        self._slowness, self._count = 1 / rate, 0
+        self._slowness, self._weight = 1 / rate, 0.0
 
-    def add(self, rate: float) -> None:
-        """Take in one measurement; the first takes the place of what was only assumed."""
-        if not 0 < rate < np.inf:
+    def add(self, rate: float, weight: float = 1.0) -> None:
+        """Take in a measurement, of little weight if it was a short one; the first takes the place of a guess."""
+        if not (0 < rate < np.inf and weight > 0):
             return
-        self._count = min(self._count + 1, MEMORY_ROUNDS)
         rate = min(max(rate, SLOWEST_EVER), FASTEST_EVER)
-        self._slowness += (1 / rate - self._slowness) / self._count
+        self._weight = min(self._weight + weight, MEMORY_ROUNDS)
+        self._slowness += (1 / rate - self._slowness) * min(1.0, weight / self._weight)
 
     @property
     def rate(self) -> float:
@@ -69,12 +70,16 @@ class MeasuredFleet:
         self._shares[number] = forward / forward.sum(), backward / forward.sum()
         flops = self.batch_size * self.nominal.forward_flops[-1] / forward.sum()
         known = self.devices.setdefault(number, {name: Moving(FASTEST) for name in RATES})
-        for name, rate in zip(
-            RATES,
-            (flops, told.rates.uplink, told.rates.downlink, told.rates.fed_uplink, told.rates.fed_downlink),
-            strict=True,
-        ):
-            known[name].add(float(rate))
+        known["flops"].add(float(flops))
+        rates = told.rates
+        self.device(
+            number,
+            WHOLE_BITS,
+            uplink_bps=rates.uplink,
+            downlink_bps=rates.downlink,
+            fed_uplink_bps=rates.fed_uplink,
+            fed_downlink_bps=rates.fed_downlink,
+        )
         if told.memory_bytes:
             needed = 0.0 if self.nominal.memory_bytes is None else float(self.nominal.memory_bytes.min())
             if told.memory_bytes < needed:  # else no plan would suit everybody, and the run would end
@@ -82,10 +87,16 @@ class MeasuredFleet:
                 raise BadMessage(f"a device has {have} of memory, and the shallowest cut needs {needed / 1e6:.3f} MB")
             self.memory[number] = float(told.memory_bytes)
 
-    def device(self, number: int, **rates: float) -> None:
-        """Take in measured bits per second of a device's links, by their names in `RATES`."""
+    def device(self, number: int, bits: float, **rates: float) -> None:
+        """Take in bits per second of a device's links, by their names in `RATES`, measured with so many bits."""
         for name, rate in rates.items():
-            self.devices[number][name].add(rate)
+            if rate >= SLOWEST_EVER:
+                self.devices[number][name].add(min(rate, FASTEST), min(1.0, bits / WHOLE_BITS))
+
+    def server_link(self, bits: float, **rates: float) -> None:
+        """Take in bits per second between the two servers, by their names in `SERVER_RATES`."""
+        for name, rate in rates.items():
+            self.server[name].add(rate, min(1.0, bits / WHOLE_BITS))
 
     def computed(self, number: int, cut: int, forward_s: float, backward_s: float) -> None:
         """Take in how long a device's layers took."""

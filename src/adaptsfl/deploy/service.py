@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.identity import Party, caller, require
-from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Meter
+from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Meter, parser, serializer
 from adaptsfl.errors import BadMessage, NotWritten
 
 # By service and method: whether requests and answers are streams, and what they are.
@@ -130,25 +130,24 @@ class Service:
         made = {}
         for name, (takes_many, gives_many, request, answer) in METHODS[self.service].items():
             kind = f"{'stream' if takes_many else 'unary'}_{'stream' if gives_many else 'unary'}_rpc_method_handler"
-            made[name] = getattr(grpc, kind)(
-                self._wrapped(getattr(self, name), request, takes_many, gives_many), None, answer.SerializeToString
-            )
+            wrapped = self._wrapped(getattr(self, name), parser(request), takes_many, gives_many)
+            made[name] = getattr(grpc, kind)(wrapped, None, serializer(answer))
         return grpc.method_handlers_generic_handler(f"adaptsfl.{self.service}", made)
 
-    def _wrapped(self, method: Any, kind: Any, takes_many: bool, gives_many: bool) -> Any:
+    def _wrapped(self, method: Any, parse: Any, takes_many: bool, gives_many: bool) -> Any:
         """Return a method that reads requests itself: what gRPC cannot read, it complains about in the log."""
 
         async def one(request: Any, context: Any) -> Any:
             try:
                 with self._watching(caller(context)):
-                    return await method(_read_all(kind, request) if takes_many else _read(kind, request), context)
+                    return await method(_read_all(parse, request) if takes_many else _read(parse, request), context)
             except Exception as error:
                 await _abort(context, error)
 
         async def many(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
                 with self._watching(caller(context)):
-                    read = _read_all(kind, request) if takes_many else _read(kind, request)
+                    read = _read_all(parse, request) if takes_many else _read(parse, request)
                     async for answer in method(read, context):
                         yield answer
             except Exception as error:
@@ -157,16 +156,19 @@ class Service:
         return many if gives_many else one
 
     async def echo(self, requests: AsyncIterator[wire.Echo], context: Any) -> AsyncIterator[wire.Echo]:
-        """Take some bytes and send as many back: what links are measured with."""
+        """Take some bytes and send as many back: what links are measured with. A message without any goes before."""
         party = await require(context, ("device", "edge"))
         if not self._echoes[party].allows():
             raise TooMuch(f"{party} measured its link {ECHOES_PER_MINUTE} times within a minute")
         meter, count = Meter(), 0
         async for request in requests:
-            meter.count(len(request.chunk))
             count += 1
+            if count == 1 and not request.chunk:
+                meter = Meter()  # from here on the time counts
+                continue
+            meter.count(len(request.chunk))
             if not request.chunk or count > ECHO_CHUNKS or meter.size > ECHO_BYTES:
-                raise BadMessage(f"{meter.size} bytes in {count} chunks came to measure a link")
+                raise BadMessage(f"{meter.size} bytes in {count} messages came to measure a link")
         yield wire.Echo(uplink=meter.bps)
         for start in range(0, meter.size, CHUNK_BYTES):
             yield wire.Echo(chunk=bytes(min(CHUNK_BYTES, meter.size - start)))
@@ -180,8 +182,8 @@ class Calls:
             kind = f"{'stream' if takes_many else 'unary'}_{'stream' if gives_many else 'unary'}"
             call = getattr(channel, kind)(
                 f"/adaptsfl.{service}/{name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=answer.FromString,
+                request_serializer=serializer(request),
+                response_deserializer=parser(answer),
             )
             setattr(self, name, call)
 
@@ -210,16 +212,16 @@ def _not_cancelled(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-def _read(kind: Any, data: bytes) -> Any:
+def _read(parse: Any, data: bytes) -> Any:
     try:
-        return kind.FromString(data)
+        return parse(data)
     except DecodeError:
         raise BadMessage(f"{len(data)} bytes came that are no message") from None
 
 
-async def _read_all(kind: Any, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+async def _read_all(parse: Any, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     async for data in requests:
-        yield _read(kind, data)
+        yield _read(parse, data)
 
 
 async def _abort(context: Any, error: Exception) -> None:

@@ -14,7 +14,7 @@ from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.service import MOST_VIOLATIONS, STRIKES, Pace
 from adaptsfl.deploy.tensors import check_header, size_of, unpack
-from adaptsfl.deploy.transfer import Incoming, chunks
+from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
 from adaptsfl.errors import BadMessage
 
 JOINS_PER_MINUTE = 30
@@ -127,6 +127,8 @@ class Arrival:
     activations: Tensor
     labels: Tensor
     bps: float
+    seconds: float
+    came: float  # when, by `time.perf_counter`
 
 
 class Session:
@@ -172,14 +174,14 @@ class Session:
         """Take note of one that leads to something."""
         self._idle = 0
 
-    async def messages(self) -> AsyncIterator[wire.ToDevice]:
+    async def messages(self) -> AsyncIterator[wire.ToDevice | Chunk]:
         """Yield what is to be sent until the connection is closed; raise what it was closed with."""
         while (item := await self._queue.get()) is not None:
             message, data = item
             yield message
             if data is not None:
                 for chunk in chunks(data):
-                    yield wire.ToDevice(chunk=chunk)
+                    yield chunk
                 self.sent_bytes += len(data)
                 self._unread_tensors -= 1
         if self._error is not None:
@@ -195,7 +197,7 @@ class Session:
         numbers = unpack(told.labels, labels.data)
         if int(numbers.min()) < 0 or int(numbers.max()) >= shapes.classes:
             raise BadMessage(f"a label outside of 0 … {shapes.classes - 1} came")
-        return Arrival(told, unpack(told.tensor, body.data), numbers, body.bps)
+        return Arrival(told, unpack(told.tensor, body.data), numbers, body.bps, body.seconds, body.came)
 
     async def discard(self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
         """Read past tensors that come too late, as long as they could have been right once."""

@@ -1,52 +1,119 @@
 """Bytes in chunks: sent piece by piece, received into memory that was promised before, and timed."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from adaptsfl.errors import BadMessage
 
-CHUNK_BYTES = 2**18
 # The largest message that any party takes: one chunk, or a header with its settings.
 LARGEST_MESSAGE = 2**20
-SHORTEST_S = 1e-4  # what is measured in less says nothing about a rate
+# Every message takes a turn of the event loop at both ends, so chunks are as large as may be.
+CHUNK_BYTES = LARGEST_MESSAGE - 2**10
+SHORTEST_S = 2e-3  # what took less was our own doing, and says nothing about a link
 
 
-def chunks(data: memoryview | bytes) -> Iterator[bytes]:
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes of something larger. On the wire it is the message whose field `chunk` is set, whatever its type.
+
+    Protobuf would copy the bytes three times on either side, which is most of what a round costs beside the network.
+    """
+
+    chunk: memoryview | bytes
+
+    def WhichOneof(self, _group: str) -> str:  # noqa: N802 (as messages have it)
+        """Return which of a message's fields this is."""
+        return "chunk"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise BadMessage(f"a chunk came where {name} was expected")
+
+
+def chunks(data: memoryview | bytes) -> Iterator[Chunk]:
     """Yield the bytes in order, in chunks."""
     view = memoryview(data)
     for start in range(0, len(view), CHUNK_BYTES):
-        yield bytes(view[start : start + CHUNK_BYTES])
+        yield Chunk(view[start : start + CHUNK_BYTES])
+
+
+def serializer(kind: Any) -> Callable[[Any], bytes]:
+    """Return what turns messages of a type, and chunks in their place, into bytes."""
+    tag = _chunk_tag(kind)
+
+    def serialize(message: Any) -> bytes:
+        if isinstance(message, Chunk):
+            return b"".join((tag, _varint(len(message.chunk)), message.chunk))
+        return bytes(message.SerializeToString())
+
+    return serialize
+
+
+def parser(kind: Any) -> Callable[[bytes], Any]:
+    """Return what reads messages of a type: a message that is nothing but a chunk comes out as one."""
+    tag = _chunk_tag(kind)
+
+    def parse(data: bytes) -> Any:
+        for size in range(2, 5):  # the chunk's length has as many bytes as it needs, up to four
+            length = len(data) - 1 - size
+            if length > 0 and data.startswith(tag + _varint(length)) and len(_varint(length)) == size:
+                return Chunk(memoryview(data)[1 + size :])
+        return kind.FromString(data)
+
+    return parse if tag else kind.FromString
+
+
+def _chunk_tag(kind: Any) -> bytes:
+    """Return the byte before a chunk in a message of this type; nothing if it may hold something else beside it."""
+    field = kind.DESCRIPTOR.fields_by_name.get("chunk")
+    return b"" if field is None or field.containing_oneof is None else bytes([field.number << 3 | 2])
+
+
+def _varint(number: int) -> bytes:
+    """Return a length as protobuf writes it: seven bits to a byte, the lowest first, the last without a mark."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
 
 
 class Meter:
-    """How fast bytes come.
+    """How fast bytes come: made when what announces them has come.
+
+    That was sent just before them. So the time from there to the last byte is what all of them took, headers and
+    encryption included, whatever the two clocks say and however long a single byte is on its way.
 
     Attributes:
         size: of what has come.
+        came: when the last of it did.
     """
 
     def __init__(self) -> None:
         self.size = 0
-        self._first: tuple[float, int] | None = None  # when the first chunk had come, and how much that was
-        self._last = 0.0
+        self._began = self.came = time.perf_counter()
 
     def count(self, size: int) -> None:
         """Take note of a chunk."""
         self.size += size
-        self._last = time.perf_counter()
-        if self._first is None:
-            self._first = self._last, size
+        self.came = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """From the announcement to the last chunk so far."""
+        return self.came - self._began
 
     @property
     def bps(self) -> float:
-        """Bits per second between the first chunk and the last; 0 if that was too short to say."""
-        if self._first is None:
-            return 0.0
-        seconds, bits = self._last - self._first[0], 8 * (self.size - self._first[1])
-        return bits / seconds if seconds > SHORTEST_S and bits else 0.0
+        """Bits per second; 0 if it went too fast to say."""
+        return 8 * self.size / self.seconds if self.seconds > SHORTEST_S else 0.0
 
 
-class Incoming:
+class Incoming(Meter):
     """Bytes on their way in, at first all missing; memory is taken as they come, not as they are announced.
 
     Attributes:
@@ -54,33 +121,20 @@ class Incoming:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        super().__init__()
+        self.announced = size
         self.data = bytearray()
-        self._meter = Meter()
 
     @property
     def complete(self) -> bool:
         """Whether all bytes have come."""
-        return len(self.data) == self.size
+        return self.size == self.announced
 
-    def add(self, chunk: bytes) -> None:
+    def add(self, chunk: memoryview | bytes) -> None:
         """Take the next chunk."""
-        missing = self.size - len(self.data)
+        missing = self.announced - self.size
         # No other size, or a sender could make many messages of few bytes.
         if not missing or len(chunk) != min(CHUNK_BYTES, missing):
             raise BadMessage(f"a chunk of {len(chunk)} bytes came where {missing} were missing")
         self.data += chunk
-        self._meter.count(len(chunk))
-
-    @property
-    def bps(self) -> float:
-        """Bits per second, as `Meter` has them."""
-        return self._meter.bps
-
-
-async def receive_chunks(read: Callable[[], Awaitable[bytes]], size: int) -> Incoming:
-    """Read chunks until `size` bytes have come."""
-    incoming = Incoming(size)
-    while not incoming.complete:
-        incoming.add(await read())
-    return incoming
+        self.count(len(chunk))

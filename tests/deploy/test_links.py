@@ -1,0 +1,116 @@
+"""Real links of known rates: what is measured of them, whether predictions come true, and whether plans pay.
+
+The only tests in which seconds are compared with seconds, always of the same run. Links are so slow that bytes, not
+other work of this machine, decide how long a round takes.
+"""
+
+import itertools
+import os
+import statistics
+from typing import Any
+
+import pytest
+
+from deploy.deployed import HERE, Talk, record_of
+from deploy.shaped import Link, ShapedFleet, need_namespaces, shaped_network
+
+LINKS = (Link(up=0.5, down=2.5), Link(up=1, down=4), Link(up=2.5, down=8), Link(up=5, down=12))
+# Activations of a mini-batch at cuts 1 … 6: 262, 66, 131, 33, 8 and 3 kB; layers 1 … cut: 1, 10, 29, 67, 84 and 84 kB.
+# Averaged after every round, neither the first cut nor the last is the best.
+RECIPE = """
+name = "links"
+[model]
+name = "vgg_digits"
+options = { width = 0.5, norm = "group" }
+[training]
+batch_size = 64
+learning_rate = 0.05
+[data]
+name = "digits"
+[fleet]
+devices = 4
+[planner]
+interval = 1
+[convergence]
+initial_gap = 2.3
+budget = 1.0
+drift = { power = 1.0, per_layer = [0, 0, 0, 0, 0, 0] }
+[run]
+policies = ["scripted_policy:Scripted"]
+evaluate_every = 1000
+test_samples = 4
+[deploy]
+private_start = false
+round_deadline_s = 120.0
+start_deadline_s = 240.0
+"""
+WARM_UP, STEADY, GRID = 32123, 62123, (11111, 12222, 13333, 14444, 16666)
+SWEEPS = 3
+PLANS = (WARM_UP, STEADY, *((0, *GRID) * SWEEPS))
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Run everything once: starting six processes takes longer than a few rounds."""
+    need_namespaces()
+    folder = tmp_path_factory.mktemp("links")
+    file, talk = folder / "recipe.toml", Talk()
+    file.write_text(RECIPE)
+    rounds = 3 + 6 + SWEEPS * (1 + len(GRID))
+    more = [f'run.options={{"scripted_policy:Scripted"={{plans={list(PLANS)}}}}}', f"run.rounds={rounds}"]
+    with pytest.MonkeyPatch.context() as patch, shaped_network(LINKS) as network:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        fleet = ShapedFleet(network, file, folder / "run", talk, more)
+        try:
+            for server in ("fed", "edge"):
+                fleet.start(server)
+            for server in ("fed", "edge"):
+                talk.wait_for(server, "listening")
+            for number in range(1, len(LINKS) + 1):
+                fleet.start(f"device-{number}")
+            for number in range(1, len(LINKS) + 1):
+                talk.wait_for(f"device-{number}", "the run is over")
+        finally:
+            fleet.stop()
+    found = record_of(fleet)
+    assert len(found) == len(PLANS), talk.everything()
+    return found
+
+
+def test_rates_are_measured(record: list[dict[str, Any]]) -> None:
+    """Of a link's rate, TCP, TLS and HTTP/2 take a few percent; a busy machine takes more now and then."""
+    for name, direction in (("uplink_bps", "up"), ("downlink_bps", "down")):
+        for k, link in enumerate(LINKS):
+            rate = statistics.median(block["resources"][name][k] for block in record) / 1e6
+            assert 0.75 * getattr(link, direction) < rate < 1.1 * getattr(link, direction), (name, link)
+
+
+def test_rounds_take_as_long_as_predicted(record: list[dict[str, Any]]) -> None:
+    block = record[1]
+    predicted = sum(seconds for phase, seconds in block["estimates"]["predicted"].items() if phase.startswith("a"))
+    measured = statistics.median(block["estimates"]["measured"]["rounds_s"])
+    assert len(block["estimates"]["measured"]["rounds_s"]) == 5
+    assert measured == pytest.approx(predicted, rel=0.15)
+
+
+def test_phases_add_up_to_what_the_clock_shows(record: list[dict[str, Any]]) -> None:
+    for before, block in itertools.pairwise(record):
+        measured = block["estimates"]["measured"]
+        wall_s = block["time_s"] - before["time_s"]
+        assert measured["wall_s"] == pytest.approx(wall_s, abs=0.2)
+        assert sum(block["seconds"].values()) + measured["other_s"] == pytest.approx(measured["wall_s"], abs=1e-3)
+    steady = record[1]
+    assert sum(steady["seconds"].values()) > 0.85 * steady["estimates"]["measured"]["wall_s"]
+    assert steady["bottleneck"] == ["device-2", "a2"]
+
+
+def test_the_plan_pays(record: list[dict[str, Any]]) -> None:
+    """The same number of rounds under every plan, in turns: AdaptSFL's cuts against the same cut for all."""
+    seconds: dict[int, list[float]] = {}
+    for plan, block in zip(PLANS, record, strict=True):
+        seconds.setdefault(plan, []).append(block["estimates"]["measured"]["wall_s"])
+    least = {plan: min(times) for plan, times in seconds.items()}
+    grid = [least[plan] for plan in GRID]
+    assert least[0] < 0.8 * max(grid), seconds
+    assert least[0] < 1.1 * min(grid), seconds

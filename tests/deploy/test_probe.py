@@ -1,0 +1,132 @@
+"""What `adaptsfl probe` measures, alone and against servers."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from adaptsfl.cli import app
+from adaptsfl.deploy.certs import make_certificates
+from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, listen, load_credentials
+from adaptsfl.deploy.probe import time_layers
+from adaptsfl.deploy.service import OPTIONS, Service
+from adaptsfl.models import build, split
+
+
+class OnlyEcho(Service):
+    """A server of which nothing but the echo is used."""
+
+    def __init__(self, service: str) -> None:
+        self.service = service  # type: ignore[misc]
+        for call in ("train", "open", "fetch", "deliver", "close", "finish"):
+            setattr(self, call, self.echo)
+
+
+@contextmanager
+def serving(**credentials: Credentials | None) -> Iterator[dict[str, str]]:
+    """Serve the echo as these servers, in a thread of their own; yields their addresses."""
+    ready, stop, addresses = Event(), Event(), {}
+
+    async def serve() -> None:
+        servers = []
+        for role, own in credentials.items():
+            server = grpc.aio.server(options=(*SERVER_OPTIONS, *OPTIONS))
+            server.add_generic_rpc_handlers((OnlyEcho(role.capitalize()).handlers(),))
+            addresses[role] = f"127.0.0.1:{await listen(server, '127.0.0.1:0', own)}"
+            await server.start()
+            servers.append(server)
+        ready.set()
+        await asyncio.to_thread(stop.wait)
+        for server in servers:
+            await server.stop(0)
+
+    thread = Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield addresses
+    finally:
+        stop.set()
+        thread.join()
+
+
+def probe(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["probe", *arguments])
+
+
+def test_every_layer_is_timed() -> None:
+    built = build("vgg_digits", width=0.25)
+    assert built.example_input is not None
+    model = split(built.module, built.example_input)
+    before = {name: tensor.clone() for name, tensor in built.module.state_dict().items()}
+    times = time_layers(model, built.example_input, 8)
+    assert len(times.forward_s) == len(times.backward_s) == model.layers
+    assert all(0 < seconds < 10 for seconds in times.forward_s)
+    assert all(torch.equal(before[name], tensor) for name, tensor in built.module.state_dict().items())
+
+
+def test_layers_of_a_model_as_json() -> None:
+    done = probe("vgg_digits", "--option", "width=0.25", "--batch-size", "4", "--json")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    assert (data["model"], data["batch_size"], len(data["layers"])) == ("vgg_digits", 4, 6)
+    assert set(data["layers"][0]) == {"name", "forward_s", "backward_s"}
+    assert "links" not in data
+
+
+def test_layers_of_a_recipe_as_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(
+        '[model]\nname = "vgg_digits"\noptions = { width = 0.25 }\n[training]\nbatch_size = 3\n[fleet]\ndevices = 1\n'
+    )
+    done = probe(str(file))
+    assert done.exit_code == 0, done.output
+    assert "vgg_digits, mini-batches of 3" in done.stdout
+    assert "conv1_1" in done.stdout
+    assert "links" not in done.stdout
+
+
+def test_links_over_tls(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["device-1"])
+    with serving(edge=load_credentials(tmp_path, "edge"), fed=load_credentials(tmp_path, "fed")) as at:
+        servers = ("--edge", at["edge"], "--fed", at["fed"], "--name", "device-1", "--certs", str(tmp_path))
+        done = probe(*servers, "--json")
+        table = probe(*servers)
+    assert done.exit_code == 0, done.output
+    links = json.loads(done.stdout)["links"]
+    assert set(links) == {"edge", "fed"}
+    assert all(rate > 1e6 for link in links.values() for rate in link.values())
+    assert "edge server" in table.stdout
+    assert "Mbit/s" in table.stdout
+
+
+def test_one_link_without_tls() -> None:
+    with serving(fed=None) as at:
+        done = probe("--fed", at["fed"], "--name", "device-1", "--insecure", "--json")
+    assert done.exit_code == 0, done.output
+    assert list(json.loads(done.stdout)["links"]) == ["fed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing to measure"),
+        (("--edge", "127.0.0.1:1"), "--name"),
+        (("--edge", "127.0.0.1:1", "--name", "device-1"), "--certs"),
+        (("--edge", "127.0.0.1:1", "--name", "device-1", "--insecure"), "did not answer"),
+        (("no_such_model",), "no_such_model"),
+        (("nowhere.toml",), "nowhere.toml"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: tuple[str, ...], message: str) -> None:
+    done = probe(*arguments)
+    assert done.exit_code == 1
+    assert message in done.stderr

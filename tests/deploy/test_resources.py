@@ -1,0 +1,252 @@
+"""What the edge server makes of what it is told and measures: rates, shares of layers, and the time of a block."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from adaptsfl import latency
+from adaptsfl.costs import CutCosts
+from adaptsfl.deploy.clock import ALL, BlockClock
+from adaptsfl.deploy.layers_file import to_bytes, without_optimizer
+from adaptsfl.deploy.resources import FASTEST, TRAVELLING, WHOLE_BITS, MeasuredFleet, Moving
+from adaptsfl.deploy.wire_pb2 import Rates, Ready
+from adaptsfl.errors import BadMessage
+from adaptsfl.models import build, profile, split
+from adaptsfl.simulation.beliefs import MEMORY_ROUNDS
+from adaptsfl.training import OptimizerSettings
+from adaptsfl.training.layers import Layer
+
+BATCH = 10
+COSTS = CutCosts(
+    forward_flops=np.array([1e6, 2e6, 4e6]),
+    backward_flops=np.array([2e6, 4e6, 8e6]),
+    activation_bits=np.array([8e3, 4e3, 1e3]),
+    gradient_bits=np.array([8e3, 4e3, 1e3]),
+    client_model_bits=np.array([1e3, 5e3, 9e3]),
+    memory_bytes=np.array([1e3, 2e3, 3e3]),
+)
+
+
+def ready(**other: object) -> Ready:
+    told = {
+        "samples": 100,
+        "forward_s": [0.1, 0.2, 0.1],
+        "backward_s": [0.2, 0.2, 0.4],
+        "rates": Rates(uplink=1e6, downlink=2e6, fed_uplink=3e6, fed_downlink=4e6),
+    }
+    return Ready(**told | other)
+
+
+def measured(**settings: object) -> MeasuredFleet:
+    return MeasuredFleet(COSTS, ["device-1", "device-2"], BATCH, OptimizerSettings(**settings))
+
+
+# --- moving averages ---
+
+
+def test_the_first_measurement_takes_the_place_of_a_guess() -> None:
+    rate = Moving(FASTEST)
+    assert rate.rate == pytest.approx(FASTEST)
+    rate.add(5e6)
+    assert rate.rate == pytest.approx(5e6)
+
+
+def test_times_are_averaged_and_not_rates() -> None:
+    """1 bit at 1 bit/s and one at 3 bit/s take 4/3 s: 1.5 bit/s."""
+    rate = Moving(1.0)
+    rate.add(1.0)
+    rate.add(3.0)
+    assert rate.rate == pytest.approx(1.5)
+
+
+def test_old_measurements_are_forgotten() -> None:
+    rate = Moving(1.0)
+    for _ in range(100):
+        rate.add(1.0)
+    for _ in range(5 * MEMORY_ROUNDS):
+        rate.add(10.0)
+    assert rate.rate == pytest.approx(10.0, rel=0.1)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_rate_changes_nothing(wrong: float) -> None:
+    rate = Moving(7.0)
+    rate.add(wrong)
+    assert rate.rate == pytest.approx(7.0)
+
+
+def test_a_short_transfer_weighs_little() -> None:
+    """A hundred bytes that were held up for 20 ms seem to have gone at 40 kbit/s."""
+    fleet = measured()
+    fleet.ready(0, ready(rates=Rates(uplink=100e6)))
+    fleet.device(0, 800, uplink_bps=40e3)
+    assert fleet.devices[0]["uplink_bps"].rate > 45e6
+    fleet.device(0, WHOLE_BITS, uplink_bps=40e3)
+    assert fleet.devices[0]["uplink_bps"].rate < 0.1e6
+
+
+# --- what devices tell ---
+
+
+def test_rates_come_from_ready() -> None:
+    fleet = measured()
+    fleet.ready(1, ready(memory_bytes=2**20))
+    seen = fleet.fleet([1])
+    assert seen.names == ("device-2",)
+    assert (seen.uplink_bps[0], seen.downlink_bps[0]) == pytest.approx((1e6, 2e6))
+    assert (seen.fed_uplink_bps[0], seen.fed_downlink_bps[0]) == pytest.approx((3e6, 4e6))
+    assert seen.memory_bytes is not None
+    assert seen.memory_bytes.tolist() == [2**20]
+
+
+def test_an_unknown_rate_is_fast_and_unknown_memory_is_enough() -> None:
+    fleet = measured()
+    fleet.ready(0, ready(rates=Rates(), memory_bytes=5_000_000))
+    fleet.ready(1, ready(rates=Rates()))
+    seen = fleet.fleet([0, 1])
+    assert seen.uplink_bps.tolist() == pytest.approx([FASTEST, FASTEST])
+    assert seen.memory_bytes is not None
+    assert seen.memory_bytes.tolist() == [5_000_000, math.inf]
+
+
+def test_nobody_says_what_memory_there_is() -> None:
+    fleet = measured()
+    fleet.ready(0, ready())
+    assert fleet.fleet([0]).memory_bytes is None
+
+
+def test_rates_that_no_link_has_are_not_believed() -> None:
+    fleet = measured()
+    fleet.ready(0, ready(rates=Rates(uplink=1e300, downlink=1e-300, fed_uplink=math.nan, fed_downlink=-1)))
+    seen = fleet.fleet([0])
+    assert seen.uplink_bps[0] == pytest.approx(FASTEST)
+    assert seen.downlink_bps[0] == pytest.approx(FASTEST)  # as if nothing had been said
+    assert seen.fed_uplink_bps[0] == pytest.approx(FASTEST)
+    assert seen.fed_downlink_bps[0] == pytest.approx(FASTEST)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"forward_s": [0.1, 0.2]},
+        {"backward_s": []},
+        {"forward_s": [0.1, math.nan, 0.1]},
+        {"backward_s": [0.1, math.inf, 0.1]},
+        {"forward_s": [-0.1, 0.2, 0.1]},
+    ],
+)
+def test_layers_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
+    fleet = measured()
+    with pytest.raises(BadMessage, match="measured its layers"):
+        fleet.ready(0, ready(**wrong))
+    assert not fleet.devices
+
+
+# --- layers ---
+
+
+def test_predicted_times_are_those_that_were_measured() -> None:
+    """One device: its own forward and backward seconds come out again, at every cut."""
+    fleet = measured()
+    fleet.ready(0, ready())
+    for cut, (forward_s, backward_s) in enumerate([(0.1, 0.2), (0.3, 0.4), (0.4, 0.8)], start=1):
+        cuts = np.array([cut])
+        assert latency.client_forward_s(fleet.costs, fleet.fleet([0]), cuts, BATCH) == pytest.approx([forward_s])
+        assert latency.client_backward_s(fleet.costs, fleet.fleet([0]), cuts, BATCH) == pytest.approx([backward_s])
+
+
+def test_a_device_twice_as_slow_takes_twice_as_long() -> None:
+    fleet = measured()
+    fleet.ready(0, ready())
+    fleet.ready(1, ready(forward_s=[0.2, 0.4, 0.2], backward_s=[0.4, 0.4, 0.8]))
+    forward = latency.client_forward_s(fleet.costs, fleet.fleet([0, 1]), np.array([2, 2]), BATCH)
+    assert forward == pytest.approx([0.3, 0.6])
+
+
+def test_layers_before_anybody_measured_them_are_counted() -> None:
+    assert measured().costs.forward_flops.tolist() == COSTS.forward_flops.tolist()
+
+
+def test_rounds_correct_what_was_measured_before() -> None:
+    fleet = measured()
+    fleet.ready(0, ready())
+    for _ in range(10 * MEMORY_ROUNDS):
+        fleet.computed(0, 2, 0.6, 0.8)  # twice as long
+    forward = latency.client_forward_s(fleet.costs, fleet.fleet([0]), np.array([1]), BATCH)
+    assert forward == pytest.approx([0.2], rel=0.01)
+
+
+def test_a_server_turn_is_predicted_from_the_last_ones() -> None:
+    fleet = measured()
+    fleet.ready(0, ready())
+    fleet.ready(1, ready())
+    fleet.server_took([1, 2], 0.5)
+    assert latency.server_turn_s(fleet.costs, fleet.fleet([0, 1]), np.array([1, 2]), BATCH) == pytest.approx(0.5)
+    fleet.server_took([3, 3], 0.5)  # there was nothing to do: says nothing
+    assert latency.server_turn_s(fleet.costs, fleet.fleet([0, 1]), np.array([1, 2]), BATCH) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "times"),
+    [
+        ({}, 1),
+        ({"name": "momentum"}, 2),
+        ({"name": "adam"}, 3),
+        ({"name": "adam", "at_averaging": "reset"}, 1),
+    ],
+)
+def test_what_the_optimiser_keeps_travels_too(settings: dict[str, object], times: int) -> None:
+    assert measured(**settings).costs.client_model_bits.tolist() == (times * COSTS.client_model_bits).tolist()
+
+
+# --- the clock ---
+
+
+def test_phases_get_what_passed_and_no_more() -> None:
+    clock = BlockClock(10.0)
+    assert clock.passed(12.0, "a", a1=0.5, a2=1.0) == {"a1": 0.5, "a2": 1.0}
+    assert clock.other_s == pytest.approx(0.5)
+    assert clock.passed(13.0, "b", a4=1e9, a5=1.0) == {"a4": 1.0, "a5": 0.0}
+    assert clock.passed(13.5, "c", a3=ALL) == {"a3": 0.5}
+    assert clock.passed(14.0, "d", a1=math.nan, a2=-1.0) == {"a1": 0.0, "a2": 0.0}
+    assert sum(clock.seconds.values()) + clock.other_s == pytest.approx(clock.wall_s) == pytest.approx(4.0)
+    assert clock.bottleneck in {("a", "a2"), ("b", "a4")}
+
+
+def test_time_does_not_run_back() -> None:
+    clock = BlockClock(10.0)
+    assert clock.passed(9.0, "a", a1=1.0) == {"a1": 0.0}
+    assert clock.wall_s == 0.0
+
+
+def test_rounds_are_timed_from_answer_to_answer() -> None:
+    clock = BlockClock(0.0)
+    clock.told(1.0)
+    assert clock.answered(3.0, first=True) == pytest.approx(2.0)
+    assert clock.answered(4.5, first=False) == pytest.approx(1.5)
+    clock.passed(5.0, "fed server", b2=ALL)
+    assert clock.data() == {"wall_s": 5.0, "rounds_s": [1.5], "averaging_s": 5.0, "other_s": 0.0}
+
+
+# --- what travels ---
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_layers_travel_in_as_many_bits_as_are_predicted(name: str) -> None:
+    """Beside the numbers themselves there are a few hundred bytes of names and shapes."""
+    settings = OptimizerSettings(name=name)
+    built = build("vgg_digits")
+    model = split(built.module, built.example_input)
+    predicted = MeasuredFleet(
+        profile(model, built.example_input, batch_size=BATCH), ["device-1"], BATCH, settings
+    ).costs
+    for at_averaging, times in (("average", None), ("reset", 1)):
+        layer = Layer(model.pieces[1], replace(settings, at_averaging=at_averaging))
+        layer.update([torch.zeros_like(tensor) for tensor in layer.parameters], 0.1)
+        state = layer.state() if times is None else without_optimizer(layer.state())
+        bits = predicted.client_model_bits[1] - predicted.client_model_bits[0]
+        whole = times or TRAVELLING[name]
+        assert 8 * len(to_bytes({2: state})) == pytest.approx(bits / TRAVELLING[name] * whole, rel=0.05)
