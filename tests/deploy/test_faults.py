@@ -177,8 +177,16 @@ def test_devices_killed_amid_a_round_leave_the_others_training_and_may_come_back
         talk.wait_for("edge", "waiting for devices: 1 of 2 that are needed")
         for name in ("device-1", "fed"):
             killed(fleet, name)
-        for name in ("fed", "device-1", "device-2", "device-3"):
+        wires.edge.hold("down", 2**20 + 25_000)
+        for name in ("fed", "device-1"):
             fleet.start(name)
+        talk.wait_for("device-1", "block 3:", times=2)
+        for name in ("device-2", "device-3"):
+            fleet.start(name)
+        for name in ("device-2", "device-3"):
+            talk.wait_for(name, "block 3:", times=2)
+        wires.edge.wait_until_held()  # nothing goes on without device-1
+        wires.edge.release()
         finish(fleet, talk)
     record = record_of(fleet)
     assert [block["first_round"] for block in record] == [1, 4, 13]

@@ -47,6 +47,7 @@ from adaptsfl.simulation.world import check_run
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 5.0  # between two attempts to reach the fed server
 FAREWELL_S = 30.0  # for devices that are away when the run ends to come and hear of it
+PREPARING_S = 90.0  # and for those who are connected, but do not listen while they measure their links
 # What ends by itself once the fed server is reached, restarted or given space.
 PASSING = (
     grpc.StatusCode.UNAVAILABLE,
@@ -143,6 +144,8 @@ class EdgeServer(Service):
             if member.session is session:
                 member.session = None
                 self._tell_of(member)
+            if member.newest is session:
+                member.newest = None
             self._wake()
 
     def violated(self, party: Party, reason: str) -> None:
@@ -651,9 +654,13 @@ class EdgeServer(Service):
             if member.session is not None:
                 self._send_home(member.session)
         deadline = time.monotonic() + FAREWELL_S
-        while (left := deadline - time.monotonic()) > 0:
-            missing = [m for m in members if not (m.told or m.gave_up or m.quarantined)]
-            if not missing:
+        patient = deadline + PREPARING_S
+        while True:
+            able = [m for m in self.by_number if not (m.told or m.gave_up or m.quarantined)]
+            missing = [m for m in able if m in members or m.newest is not None]
+            preparing = any(m.newest is not None for m in missing)
+            left = (patient if preparing else deadline) - time.monotonic()
+            if not missing or left <= 0:
                 return
             away = [m.name for m in missing if m.session is None]
             if away:
