@@ -10,7 +10,9 @@ Four devices send 2 MB and get 2 MB back, every round, over loopback with mutual
 
 Both are up at the same time and take turns of a few seconds: whoever's turn it is not is stopped by a signal. Rounds
 that a signal fell into are among those that the median leaves out. What torch needs for the layers is timed beforehand
-in this process, the least of its repeats, and taken off the deployed round for the ratio beyond compute. Last, a
+in this process, the least of its repeats, and taken off the deployed round for the ratio beyond compute. CPU seconds
+are those of all processes, torch's and an averaging every ten rounds among them, over the rounds that are timed, which
+are nine of those ten. Last, a
 device waits for a run that does not begin: its memory and CPU time are those of an idle device.
 
     python benchmarks/deploy.py            # about three minutes

@@ -7,10 +7,10 @@ from typing import Any
 
 from adaptsfl.errors import BadMessage
 
+# Every message takes a turn of the event loop at both ends, so chunks are large; tensors often have 2^k bytes.
+CHUNK_BYTES = 2**20
 # The largest message that any party takes: one chunk, or a header with its settings.
-LARGEST_MESSAGE = 2**20
-# Every message takes a turn of the event loop at both ends, so chunks are as large as may be.
-CHUNK_BYTES = LARGEST_MESSAGE - 2**10
+LARGEST_MESSAGE = CHUNK_BYTES + 2**10
 SHORTEST_S = 2e-3  # what took less was our own doing, and says nothing about a link
 
 
