@@ -369,6 +369,12 @@ def join(
         typer.Option(help="A factory of yours that the servers may name.", metavar="PACKAGE.MODULE:FACTORY"),
     ] = None,
     cut_floor: Annotated[int, typer.Option(help="Refuse to cut the model before this layer.", min=1)] = 1,
+    probe_links: Annotated[
+        bool, typer.Option(help="Measure links first, by some MB; else the first rounds tell.")
+    ] = True,
+    patience: Annotated[
+        float, typer.Option(help="Knock so long at a server that hangs up without a word.", metavar="SECONDS", min=0)
+    ] = 60.0,
 ) -> None:
     """Train as a device of a deployment, on data that never leave this machine."""
     with _explaining():
@@ -387,6 +393,8 @@ def join(
                 data=data,
                 allowed=allow or (),
                 floor=cut_floor,
+                patience_s=patience,
+                probe_links=probe_links,
             )
         )
         _tell(reason)

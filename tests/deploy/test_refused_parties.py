@@ -31,7 +31,8 @@ def unchecked(folder: Path, name: str, ca: Path | None = None) -> Credentials:
 
 
 def device(deployment: Deployment, name: str, credentials: Credentials) -> DeviceParty:
-    return DeviceParty(Party("device", name), deployment.edge_address, deployment.fed_address, credentials)
+    servers = deployment.edge_address, deployment.fed_address
+    return DeviceParty(Party("device", name), *servers, credentials, patience_s=0)
 
 
 async def refusal(party: DeviceParty) -> str:
@@ -85,7 +86,7 @@ def test_the_command_ends_with_code_1_and_one_line(tmp_path: Path, certs: Path) 
     async def join(deployment: Deployment, name: str, folder: Path) -> tuple[int | None, str]:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "adaptsfl", "join", "--edge", deployment.edge_address),
-            *("--fed", deployment.fed_address, "--name", name, "--certs", str(folder)),
+            *("--fed", deployment.fed_address, "--name", name, "--certs", str(folder), "--patience", "0"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=dict(os.environ),

@@ -48,7 +48,8 @@ PASSING = (
     grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
 )
 DELIVERY_ATTEMPTS = 5
-# A server that will not have our certificate hangs up without a word; one that is being started does not for long.
+# A server that will not have our certificate hangs up without a word; so does what stands before one that is starting.
+PATIENCE_S = 60.0
 HUNG_UP, MOST_HANG_UPS = ("failed to connect", "Socket closed"), 4
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
@@ -75,6 +76,8 @@ class DeviceParty:
         data: files of its own; without them it takes its part of the recipe's dataset.
         allowed: factories that the servers may name.
         floor: the least cut that this device accepts, whatever the servers say.
+        patience_s: how long to knock at a server that hangs up before a word is said.
+        probe_links: whether to send megabytes to measure links before training; else its rounds will tell.
         say: called with what people may want to know.
     """
 
@@ -88,10 +91,13 @@ class DeviceParty:
         data: Path | None = None,
         allowed: Collection[str] = (),
         floor: int = 1,
+        patience_s: float = PATIENCE_S,
+        probe_links: bool = True,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.party, self.edge, self.fed, self.credentials = party, edge, fed, credentials
         self.data_path, self.allowed, self.floor, self.say = data, allowed, floor, say
+        self.patience_s, self.probe_links = patience_s, probe_links
         self.terms: Terms | None = None
         self.held: Held | None = None
         self._told = ""  # the settings, as text
@@ -101,7 +107,7 @@ class DeviceParty:
 
     async def run(self) -> str:
         """Take part until the edge server says that the run is over; return why."""
-        wait, hang_ups = FIRST_WAIT_S, 0
+        wait, hang_ups, since = FIRST_WAIT_S, 0, 0.0
         while True:
             self._of_use = False
             try:
@@ -116,7 +122,8 @@ class DeviceParty:
                     raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
                 hung_up = all(words in str(error.details()) for words in HUNG_UP)
                 hang_ups = hang_ups + 1 if hung_up and self.terms is None else 0
-                if hang_ups >= MOST_HANG_UPS:
+                since = since if hang_ups > 1 else time.monotonic()
+                if hang_ups >= MOST_HANG_UPS and time.monotonic() - since >= self.patience_s:
                     raise Refused(
                         f"{self.party}: the edge server hangs up {hang_ups} times in a row before anything is said. "
                         "Check certificates: its ca.pem may be another, or ours may have expired."
@@ -188,7 +195,10 @@ class DeviceParty:
             raise BadMessage(f"the edge server calls this device number {welcome.number} of {terms.devices}")
         self.floor = max(self.floor, terms.floor)
         times = await asyncio.to_thread(self._build, terms, welcome.number)
-        rates = {name: await measure_link(calls) for name, calls in links.items()}
+        rates = {
+            name: await measure_link(calls) if self.probe_links else LinkRates(0.0, 0.0)
+            for name, calls in links.items()
+        }
         self._ready = ready_message(self.data.samples, times, rates["edge"], rates["fed"])
         self.terms, self._told = terms, welcome.settings
         self.say(f"ready: {self.data.samples} samples, model of {self.model.layers} layers")

@@ -15,7 +15,7 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 from adaptsfl.config import Recipe
-from adaptsfl.deploy.device import DeviceParty
+from adaptsfl.deploy.device import PATIENCE_S, DeviceParty
 from adaptsfl.deploy.edge import EdgeServer
 from adaptsfl.deploy.fed import FedServer
 from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen, open_channel
@@ -96,9 +96,22 @@ async def join(
     data: Path | None = None,
     allowed: Collection[str] = (),
     floor: int = 1,
+    patience_s: float = PATIENCE_S,
+    probe_links: bool = True,
 ) -> str:
     """Take part as a device until the run is over; return why it is."""
-    device = DeviceParty(party, edge, fed, credentials, data=data, allowed=allowed, floor=floor, say=say)
+    device = DeviceParty(
+        party,
+        edge,
+        fed,
+        credentials,
+        data=data,
+        allowed=allowed,
+        floor=floor,
+        patience_s=patience_s,
+        probe_links=probe_links,
+        say=say,
+    )
     return str(await _until_stopped(device.run()))
 
 
