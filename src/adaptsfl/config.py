@@ -155,6 +155,7 @@ class FaultsConfig(Section):
 class DeployConfig(Section):
     """How real devices and servers work together."""
 
+    devices: list[str] | None = None  # their names; by default device-1 … device-N, as many as [fleet] has
     cut_floor: int = 1  # no device cuts before this layer, and layers up to it never reach the edge server
     private_start: bool = True  # layers up to the floor begin with weights that the fed server alone has drawn
     quorum: float = 0.5  # the share of the fleet without which no round goes on

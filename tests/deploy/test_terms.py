@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from adaptsfl.config import load_recipe
+from adaptsfl.config import Recipe, load_recipe, parse
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import AdaptSFLError, BadMessage, InvalidInput
 from deploy.in_process import RECIPE
@@ -160,3 +160,17 @@ def test_rules_hold_on_a_device_too(terms: Terms, place: str, value: object, mes
 def test_a_floor_below_which_the_model_has_no_layers(terms: Terms) -> None:
     with pytest.raises(InvalidInput, match=r"deploy.cut_floor: is 99"):
         Terms.from_json(told(terms, recipe__deploy__cut_floor=99)).model()
+
+
+def test_devices_have_the_names_that_the_recipe_gives() -> None:
+    given = parse(Recipe, {"model": {"name": "vgg_digits"}, "deploy": {"devices": ["kitchen", "hall"]}})
+    terms = Terms.of(given)
+    assert terms.names == ["kitchen", "hall"]
+    assert terms.devices == 2
+    assert "kitchen" not in terms.to_json()
+
+
+@pytest.mark.parametrize("names", [[], ["a", "a"], ["edge"], ["no good"]])
+def test_names_that_no_certificate_could_have_are_refused(names: list[str]) -> None:
+    with pytest.raises(InvalidInput, match="deploy.devices"):
+        Terms.of(parse(Recipe, {"model": {"name": "vgg_digits"}, "deploy": {"devices": names}}))

@@ -87,7 +87,7 @@ class EdgeServer(Service):
         self.model, example = self.terms.model()
         self.template = Template(self.model, self.terms.optimizer)
         self.fed = FedClient(fed, self.template)
-        names = [f"device-{k + 1}" for k in range(self.terms.devices)]
+        names = self.terms.names
         self.members = {name: Member(k, name) for k, name in enumerate(names)}
         self.by_number = list(self.members.values())
         self.shapes = self._shapes(self.model, example)

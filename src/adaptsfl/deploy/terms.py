@@ -15,6 +15,7 @@ from torch import Tensor
 from adaptsfl import checks
 from adaptsfl.checks import printable, short
 from adaptsfl.config import DataConfig, Recipe, RunConfig
+from adaptsfl.deploy.certs import is_device_name
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
 from adaptsfl.loading import split_model
 from adaptsfl.models import SplitModel
@@ -50,12 +51,14 @@ class Terms:
         check_rules(recipe)
         data = recipe.data or DataConfig()
         recipe = seeded(recipe.model_copy(update={"data": data}), run.seed)
-        return cls(recipe, run.seed, recipe.fleet.devices, run.test_samples)
+        names = recipe.deploy.devices
+        return cls(recipe, run.seed, recipe.fleet.devices if names is None else len(names), run.test_samples)
 
     def to_json(self) -> str:
         """Return what devices are told."""
         told = self.recipe.model_dump(mode="json", include=set(SHARED))
         told["data"] |= LOCAL
+        told["deploy"]["devices"] = None  # no device needs to know the others
         return json.dumps(
             {"recipe": told, "seed": self.seed, "devices": self.devices, "test_samples": self.test_samples}
         )
@@ -98,6 +101,11 @@ class Terms:
         return self.recipe.run or RunConfig()
 
     @property
+    def names(self) -> list[str]:
+        """What devices are called, in their certificates too."""
+        return self.recipe.deploy.devices or [f"device-{k + 1}" for k in range(self.devices)]
+
+    @property
     def floor(self) -> int:
         """The least cut of any device."""
         return self.recipe.deploy.cut_floor
@@ -130,6 +138,12 @@ def check_rules(recipe: Recipe) -> None:
     check_training(recipe.training)
     rules, training = recipe.deploy, recipe.training
     checks.whole_number("deploy.cut_floor", rules.cut_floor, at_least=1)
+    for k, name in enumerate(rules.devices or ()):
+        if not is_device_name(name) or name in (rules.devices or ())[:k]:
+            problem = f"is {short(name)}"
+            raise InvalidInput(f"deploy.devices[{k}]", problem, "Give letters, digits, - and _, and every name once")
+    if rules.devices == []:
+        raise InvalidInput("deploy.devices", "is empty", "Name at least one device, or leave it out")
     checks.number("deploy.round_deadline_s", rules.round_deadline_s, positive=True)
     checks.number("deploy.start_deadline_s", rules.start_deadline_s)
     if not 0 < rules.quorum <= 1:

@@ -1,5 +1,6 @@
 """All parties on this machine, each a process of its own: for a first try, and for tests."""
 
+import json
 import os
 import signal
 import socket
@@ -43,12 +44,15 @@ class Fleet:
         self.certs = folder / "certs"
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self._told: dict[str, str] = {}  # the last line of each
-        make_certificates(self.certs, [f"device-{k + 1}" for k in range(devices)])
+        self.names = [f"device-{k + 1}" for k in range(devices)]
+        make_certificates(self.certs, self.names)
 
     def command(self, party: str) -> list[str]:
         """Return the command line of a party."""
         common = ["--certs", str(self.certs)]
+        # Whatever names the recipe has, these are other devices.
         recipe = [str(self.recipe), "--set", f"fleet.devices={self.devices}"]
+        recipe += ["--set", f"deploy.devices={json.dumps(self.names)}"]
         for text in self.more:
             recipe += ["--set", text]
         if party == "fed":
@@ -95,7 +99,7 @@ class Fleet:
 
     def start_all(self) -> None:
         """Start everybody."""
-        for party in ("fed", "edge", *(f"device-{k + 1}" for k in range(self.devices))):
+        for party in ("fed", "edge", *self.names):
             self.start(party)
 
     def wait(self) -> None:
