@@ -172,5 +172,5 @@ def test_devices_have_the_names_that_the_recipe_gives() -> None:
 
 @pytest.mark.parametrize("names", [[], ["a", "a"], ["edge"], ["no good"]])
 def test_names_that_no_certificate_could_have_are_refused(names: list[str]) -> None:
-    with pytest.raises(InvalidInput, match="deploy.devices"):
+    with pytest.raises(InvalidInput, match=r"deploy\.devices"):
         Terms.of(parse(Recipe, {"model": {"name": "vgg_digits"}, "deploy": {"devices": names}}))
