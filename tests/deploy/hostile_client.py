@@ -321,7 +321,7 @@ class Liar(Hostile):
         await self.say(activations=told)
         for data in (labels, tensor):
             for chunk in chunks(pack(data, "int64" if data.dtype == torch.int64 else "float32")[1]):
-                await self.say(chunk=chunk)
+                await self.say(chunk=bytes(chunk.chunk))
 
     async def filled(self, value: float) -> None:
         told, labels, tensor = self.batch()
@@ -434,6 +434,6 @@ class Liar(Hostile):
         data = to_bytes(states)
         about = wire.Layers(attempt=self.plan.attempt, device=self.name, first=1, last=self.plan.cut, size=len(data))
         about.MergeFrom(wire.Layers(**changes))
-        parts = [wire.LayersPart(header=about), *(wire.LayersPart(chunk=chunk) for chunk in chunks(data))]
+        parts = [wire.LayersPart(header=about), *(wire.LayersPart(chunk=bytes(chunk.chunk)) for chunk in chunks(data))]
         code = await self.call("Fed", "deliver", [part.SerializeToString() for part in parts])
         assert code in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "ENDED"), (code, changes)

@@ -137,7 +137,7 @@ def test_three_violations_shut_a_device_out_of_everything(tmp_path: Path, certs:
             nasty = wire.FromDevice(hello=wire.Hello(device="\x1b[2J\x07", version=PROTOCOL))
             assert await hostile.call("Edge", "train", [nasty.SerializeToString()]) == "INVALID_ARGUMENT"
             assert deployment.status("device-4").state == "away"
-            assert await hostile.call("Edge", "echo", [b""]) == "INVALID_ARGUMENT"
+            assert await hostile.call("Edge", "echo", [b"", b""]) == "INVALID_ARGUMENT"
             for method in ("train", "echo"):
                 assert await hostile.call("Edge", method, []) == "PERMISSION_DENIED"
             board = deployment.status("device-4")
@@ -288,7 +288,7 @@ def test_whatever_a_device_measured_leaves_numbers_to_plan_with(tmp_path: Path, 
     rates = wire.Rates(uplink=value, downlink=value, fed_uplink=value, fed_downlink=value)
     fleet.ready(1, wire.Ready(samples=8, forward_s=[0, 5e-324], backward_s=[1e6, 1e6], rates=rates))
     for _ in range(50):
-        fleet.device(1, uplink_bps=value, downlink_bps=value)
+        fleet.device(1, 2**21, uplink_bps=value, downlink_bps=value)
         fleet.computed(1, 1, value, value)
     planned = fleet.fleet((0, 1))
     times = phase_times(fleet.costs, planned, np.array([1, 2]), 8)

@@ -25,6 +25,7 @@ class OnlyEcho(Service):
     """A server of which nothing but the echo is used."""
 
     def __init__(self, service: str) -> None:
+        super().__init__()
         self.service = service  # type: ignore[misc]
         for call in ("train", "open", "fetch", "deliver", "close", "finish"):
             setattr(self, call, self.echo)

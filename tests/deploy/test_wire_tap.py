@@ -79,17 +79,17 @@ def tapped(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Tap]]:
     taps = {"Edge": Tap(), "Fed": Tap()}
     wrapped = service.Service._wrapped
 
-    def listening(self: Any, method: Any, kind: Any, takes_many: bool, gives_many: bool) -> Any:
+    def listening(self: Any, method: Any, parse: Any, takes_many: bool, gives_many: bool) -> Any:
         tap = taps[self.service]
-        inner = wrapped(self, method, kind, takes_many, gives_many)
+        inner = wrapped(self, method, parse, takes_many, gives_many)
 
         async def kept(requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             place = len(tap.bodies)
             tap.bodies.append(b"")
             async for data in requests:
-                message = kind.FromString(data)
+                message = parse(data)
                 # Of a chunk its bytes alone: between two of them are a few of the protocol.
-                tap.bodies[place] += getattr(message, "chunk", b"") or data
+                tap.bodies[place] += bytes(getattr(message, "chunk", b"")) or data
                 yield data
 
         def one(request: Any, context: Any) -> Any:
@@ -251,7 +251,7 @@ def test_the_edge_server_does_not_know_what_private_layers_began_with(heard: Any
 
 def test_a_tensor_in_several_chunks_is_found() -> None:
     tensor, tap = torch.from_numpy(np.random.default_rng(0).normal(size=200_000)), Tap()
-    tap.bodies.append(b"header" + b"".join(chunks(_bytes(tensor))))
+    tap.bodies.append(b"header" + b"".join(piece.chunk for piece in chunks(_bytes(tensor))))
     assert tap.found([tensor, tensor + 1, tensor[1:], torch.zeros(1000)]) == 2
 
 
