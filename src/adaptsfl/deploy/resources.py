@@ -17,7 +17,7 @@ from adaptsfl.training.settings import OptimizerSettings
 FASTEST = 1e11  # bits per second, of a link that is too fast to be measured
 # Rates and seconds that a device can say without being laughed at; far from where formulas meet 0 or infinity.
 SLOWEST_EVER, FASTEST_EVER = 1.0, 1e18
-LONGEST_S = 1e6
+LONGEST_S = 1e6  # that a device may say to have computed
 WHOLE_BITS = 2**21  # of a transfer that counts as one measurement; in shorter ones much of the time is not the link's
 SERVER_RATES = ("flops", "to_fed_bps", "from_fed_bps")
 # How often a layer's parameters travel when it is averaged: themselves, and what the optimiser keeps of each.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.resources import LONGEST_S
 from adaptsfl.deploy.service import MOST_VIOLATIONS, STRIKES, Pace
 from adaptsfl.deploy.tensors import check_header, size_of, unpack
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
@@ -19,7 +20,6 @@ from adaptsfl.errors import BadMessage
 
 JOINS_PER_MINUTE = 30
 HELLO_S = 60.0  # after which a connection is ended on which nobody has said who it is
-LONGEST_S = 1e6  # that a device may say to have computed
 MOST_SAMPLES = 10**9
 MOST_TEST_BATCHES = 2**20
 MOST_UNREAD, MOST_UNREAD_TENSORS = 64, 4  # messages that a device may leave unread, and gradients among them
