@@ -42,9 +42,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from adaptsfl.deploy.probe import time_layers
 from adaptsfl.deploy.up import Fleet, free_port
 from adaptsfl.models import build, split
+from adaptsfl.training.timing import time_layers
 
 DEVICES, BATCH_SIZE, CHANNELS = 4, 64, 128
 TURN_S, IDLE_S, START_S = 3.0, 10.0, 300.0

@@ -471,8 +471,8 @@ def probe(
 def _probe_layers(what: str, options: Sequence[str], batch_size: int | None) -> dict[str, Any]:
     """Time the layers of a model on this machine."""
     _need_torch()
-    from adaptsfl.deploy.probe import time_layers  # noqa: PLC0415 (imports torch)
     from adaptsfl.loading import split_model  # noqa: PLC0415
+    from adaptsfl.training.timing import time_layers  # noqa: PLC0415 (imports torch)
 
     more = dict(_key_value(text) for text in options)
     if what.endswith(".toml"):

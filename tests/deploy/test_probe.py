@@ -10,15 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from adaptsfl.cli import app
 from adaptsfl.deploy.certs import make_certificates
 from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, listen, load_credentials
-from adaptsfl.deploy.probe import time_layers
 from adaptsfl.deploy.service import OPTIONS, Service
-from adaptsfl.models import build, split
 
 
 class OnlyEcho(Service):
@@ -61,17 +58,6 @@ def serving(**credentials: Credentials | None) -> Iterator[dict[str, str]]:
 
 def probe(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["probe", *arguments])
-
-
-def test_every_layer_is_timed() -> None:
-    built = build("vgg_digits", width=0.25)
-    assert built.example_input is not None
-    model = split(built.module, built.example_input)
-    before = {name: tensor.clone() for name, tensor in built.module.state_dict().items()}
-    times = time_layers(model, built.example_input, 8)
-    assert len(times.forward_s) == len(times.backward_s) == model.layers
-    assert all(0 < seconds < 10 for seconds in times.forward_s)
-    assert all(torch.equal(before[name], tensor) for name, tensor in built.module.state_dict().items())
 
 
 def test_layers_of_a_model_as_json() -> None:

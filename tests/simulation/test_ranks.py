@@ -15,6 +15,7 @@ import adaptsfl
 from adaptsfl.errors import RankFailed
 from adaptsfl.simulation.experiment import MODEL, Experiment
 from adaptsfl.simulation.folder import RECORD, find_runs
+from adaptsfl.simulation.rank_speeds import EQUAL, VARIABLE
 from adaptsfl.simulation.world import make_world
 from adaptsfl.training.ranks import ALONE, Ranks
 from ranks import PATIENCE_S, free_port, in_threads, on_ranks
@@ -45,6 +46,14 @@ evaluate_every = 5
 test_samples = 40
 checkpoint_every = 1
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def equal_ranks():
+    """Here they are not timed: who trains which devices decides about the last bits of weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, EQUAL)
+        yield
 
 
 def same(found, expected, where="record") -> None:

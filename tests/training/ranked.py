@@ -19,7 +19,7 @@ from adaptsfl.training import (
     save_checkpoint,
 )
 from adaptsfl.training.estimate import SmoothnessProbe, measure_constants, measure_drift
-from adaptsfl.training.ranks import Ranks
+from adaptsfl.training.ranks import Ranks, assigned
 from training.cases import make_batches, make_model
 
 SIZES = (2, 4, 2, 4, 2)
@@ -77,7 +77,7 @@ def engine_of(case: Case, ranks: Ranks) -> Engine:
     chosen = {"statistics": case.statistics, "weights": case.weights, "chunk": 2, **case.options}
     with MAKING:
         model = model_of(case)
-    return Engine(model, PLANS[0], settings, ranks=ranks, work=SIZES, **chosen)
+    return Engine(model, PLANS[0], settings, ranks=ranks, parts=assigned(SIZES, ranks.speeds), **chosen)
 
 
 def mine(engine: Engine, batches: Sequence[Batch], present: Sequence[int]) -> list[Batch]:

@@ -15,7 +15,7 @@ from adaptsfl.models import split
 from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan, load_checkpoint, save_checkpoint
 from adaptsfl.training.ranks import ALONE, Ranks, _this_start, assigned, joined, launched
 from ranks import free_port, in_threads, on_ranks
-from training.cases import largest_difference, make_batches
+from training.cases import largest_difference, make_batches, make_model
 from training.ranked import EVERYBODY, SIZES, Case, engine_of, gone_on, measured, mine, stopped, trained
 from training.test_engine import ByShape
 
@@ -161,12 +161,27 @@ def test_a_snapshot_of_other_devices_is_refused(tmp_path):
 
 
 def test_devices_are_shared_out_by_their_work():
-    assert assigned([1, 1, 1, 1, 1], 2) == ((0, 2, 4), (1, 3))
-    assert assigned([1, 5, 1, 2, 1], 2) == ((1,), (0, 2, 3, 4))
-    assert assigned([1, 1], 3) == ((0,), (1,), ())
+    assert assigned([1, 1, 1, 1, 1], [1, 1]) == ((0, 2, 4), (1, 3))
+    assert assigned([1, 5, 1, 2, 1], [1, 1]) == ((1,), (0, 2, 3, 4))
+    assert assigned([1, 1], [1, 1, 1]) == ((0,), (1,), ())
     work = [float(size) for size in np.random.default_rng(0).integers(1, 9, 100)]
-    loads = [sum(work[k] for k in part) for part in assigned(work, 7)]
+    loads = [sum(work[k] for k in part) for part in assigned(work, [1] * 7)]
     assert max(loads) - min(loads) <= max(work)
+
+
+def test_slow_ranks_get_fewer_devices():
+    assert assigned([1] * 6, [1, 0.5]) == ((0, 2, 3, 5), (1, 4))
+    assert assigned([1] * 4, [0.1, 1]) == ((), (0, 1, 2, 3))
+    work, speeds = [float(size) for size in np.random.default_rng(0).integers(1, 9, 100)], [1, 0.25, 0.5, 0.7]
+    ends = [sum(work[k] for k in part) / speed for part, speed in zip(assigned(work, speeds), speeds, strict=True)]
+    assert max(ends) - min(ends) <= max(work) / min(speeds)
+
+
+@pytest.mark.parametrize("parts", [[[0, 1], [1, 2, 3]], [[0, 1], [2]], [[0, 1, 2, 3]], [[0, 1], [2, 3, 4]]])
+def test_parts_that_do_not_fit_are_refused(parts):
+    model = make_model("vgg_digits", torch.float64, width=0.25)
+    with pytest.raises(InvalidInput, match=r"parts: is .* for 2 ranks and 4 devices"):
+        Engine(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), ranks=Ranks(0, 2), parts=parts)
 
 
 def one_sums_alone(ranks: Ranks) -> str:

@@ -29,7 +29,7 @@ from adaptsfl.deploy.fed_client import FedClient
 from adaptsfl.deploy.identity import Party, require
 from adaptsfl.deploy.journal import Journal, Progress
 from adaptsfl.deploy.layers_file import LayerStates, Template
-from adaptsfl.deploy.probe import measure_link, time_layers
+from adaptsfl.deploy.probe import measure_link
 from adaptsfl.deploy.resources import MeasuredFleet
 from adaptsfl.deploy.service import Calls, NotNow, Service, TooMuch
 from adaptsfl.deploy.sessions import HELLO_S, MOST_SAMPLES, Arrival, Member, Session, Shapes
@@ -44,6 +44,7 @@ from adaptsfl.models import SplitModel
 from adaptsfl.simulation.record import Block
 from adaptsfl.simulation.run import rates_seen, rounds_planned
 from adaptsfl.simulation.world import check_run
+from adaptsfl.training.timing import time_layers
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 5.0  # between two attempts to reach the fed server
 FAREWELL_S = 30.0  # for devices that are away when the run ends to come and hear of it

@@ -1,36 +1,21 @@
-"""What a device can do, measured: seconds of every layer, and bits per second of every link."""
+"""How fast links are, measured by sending bytes there and back."""
 
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import grpc
-import torch
-from torch import Tensor
 
 from adaptsfl.deploy.identity import Credentials, Party, open_channel
 from adaptsfl.deploy.service import ECHO_BYTES, OPTIONS, Calls
 from adaptsfl.deploy.transfer import CHUNK_BYTES, Incoming
 from adaptsfl.deploy.wire_pb2 import Echo
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
-from adaptsfl.models import SplitModel
-from adaptsfl.training.layers import Layer
-from adaptsfl.training.settings import OptimizerSettings
 
-REPEATS = 3
 # Sent there and back to measure a link: a little at first, and more while that takes too short a time to trust.
 FIRST_BYTES, MOST_BYTES = 2**16, ECHO_BYTES
 LONG_ENOUGH_S = 0.2
 ECHO_PATIENCE_S = 120.0
-
-
-@dataclass(frozen=True)
-class LayerTimes:
-    """Seconds of every layer for one mini-batch."""
-
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -39,29 +24,6 @@ class LinkRates:
 
     uplink: float
     downlink: float
-
-
-def time_layers(model: SplitModel, example: Tensor, batch_size: int, repeats: int = REPEATS) -> LayerTimes:
-    """Run every layer forward and backward on one mini-batch; the least of its repeats counts."""
-    x = example.expand(batch_size, *example.shape[1:]).contiguous()
-    forward, backward = [], []
-    for piece in model.pieces:
-        layer = Layer(piece, OptimizerSettings())
-        best = [float("inf"), float("inf")]
-        output = x
-        for _ in range(repeats):
-            given = x.detach().requires_grad_(x.is_floating_point())
-            started = time.perf_counter()
-            output = layer.piece(given)
-            between = time.perf_counter()
-            wanted = [*layer.parameters, *([given] if given.requires_grad else [])]
-            if wanted and output.requires_grad:
-                torch.autograd.grad(output, wanted, torch.ones_like(output), allow_unused=True)
-            best = [min(best[0], between - started), min(best[1], time.perf_counter() - between)]
-        forward.append(best[0])
-        backward.append(best[1])
-        x = output.detach()
-    return LayerTimes(tuple(forward), tuple(backward))
 
 
 async def probe_links(

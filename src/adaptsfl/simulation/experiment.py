@@ -46,6 +46,7 @@ from adaptsfl.policies import Policy, Trainer, make_policy
 from adaptsfl.simulation.faults import faults_from
 from adaptsfl.simulation.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.simulation.learner import Learner
+from adaptsfl.simulation.rank_speeds import RankSpeeds
 from adaptsfl.simulation.record import Block, plain
 from adaptsfl.simulation.run import Simulation
 from adaptsfl.simulation.trajectory import Store, Trajectory
@@ -164,6 +165,8 @@ class Experiment:
 
         A rank that is gone ends it for all of them: the next call goes on.
         """
+        timed = RankSpeeds(self.recipe, self.folder, self.ranks)
+        self.ranks.speeds = timed.speeds
         if not self.ranks.first:
             self._follow()
             return []
@@ -171,6 +174,8 @@ class Experiment:
         try:
             self.check()
             self.claim()
+            with _writing(self.folder):
+                timed.keep()
             runs = [run for job in self.jobs if (run := self.attempt(job, watcher)) is not None]
         except RankFailed:
             raise

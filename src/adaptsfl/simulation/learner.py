@@ -231,7 +231,8 @@ class Learner:
             device=training.device,
             record_divergence=self._record_divergence,
             ranks=self.ranks,
-            work=None if self.trainer == "centralized" else world.work,
+            # The one that holds all samples is the first rank's.
+            parts=[[0], *([] for _ in self.ranks.speeds[1:])] if self.trainer == "centralized" else None,
         )
 
     def _round(

@@ -24,7 +24,7 @@ from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resou
 from adaptsfl.loading import Optimizer, costs_of, inside, model_costs, split_model
 from adaptsfl.models import SplitModel
 from adaptsfl.training import OptimizerSettings
-from adaptsfl.training.ranks import ALONE, Ranks, assigned
+from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
 
 
@@ -66,11 +66,6 @@ class World:
     def epoch_rounds(self) -> int:
         """Rounds in which the device with the most samples sees all of them once."""
         return max(map(len, self.data.parts)) // self.batch_size
-
-    @property
-    def work(self) -> list[float]:
-        """How much of a round's work every device is, whatever its cut: its samples run through all layers in here."""
-        return work_of(self.devices, self.batch_size)
 
     @cached_property
     def optimizer(self) -> OptimizerSettings:
@@ -148,11 +143,6 @@ def _fingerprint(values: Tensor) -> str:
     return sha256(flat.numpy().tobytes()).hexdigest()[:16]
 
 
-def work_of(devices: int, batch_size: int) -> list[float]:
-    """Return how much of a round's work every device is: its samples."""
-    return [float(batch_size)] * devices
-
-
 def make_world(
     recipe: Recipe, seed: int, like: World | None = None, *, ranks: Ranks = ALONE, pooled: bool = False
 ) -> World:
@@ -189,7 +179,7 @@ def make_world(
         batch_size=batch_size,
         classes=classes_of(model, example),
         device=recipe.training.device,
-        mine=None if pooled and ranks.first else assigned(work_of(devices, batch_size), ranks.size)[ranks.rank],
+        mine=None if pooled and ranks.first else ranks.shares(devices)[ranks.rank],
     )
     check_inputs(example, data)
     recipe = recipe.model_copy(update={"run": run, "data": data_config})

@@ -23,7 +23,7 @@ from adaptsfl.training.batchnorm import (
     slice_batch_norm,
     spread_batch_norm,
 )
-from adaptsfl.training.ranks import ALONE, Ranks, assigned
+from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.schedule import Schedule, TrainingPlan
 from adaptsfl.training.settings import (
     Batch,
@@ -72,7 +72,7 @@ class Engine:
             Then copies are made with I = 1 too, where the engine would do without.
         ranks: the processes that train together. Every rank has an engine with the same arguments, calls the same
             methods in the same order, and gives the batches of its own devices (`mine`) only.
-        work: how much of it every device is, to share devices out among ranks; by default all are equal.
+        parts: the devices of every rank; by default as many as its speed allows.
 
     Attributes:
         mine: the devices of this rank.
@@ -94,7 +94,7 @@ class Engine:
         chunk_forward: ChunkForward = one_after_another,
         record_divergence: bool = False,
         ranks: Ranks = ALONE,
-        work: Sequence[float] | None = None,
+        parts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         plan.check(len(plan.cuts), model.layers)
         check_trainable(model)
@@ -106,8 +106,7 @@ class Engine:
         self.weights = device_weights(weights, len(plan.cuts))
         self.present = tuple(range(len(plan.cuts)))
         self.ranks = ranks
-        amounts = [1.0] * len(plan.cuts) if work is None else checks.vector("work", work, length=len(plan.cuts))
-        self.parts = assigned([float(amount) for amount in amounts], ranks.size)
+        self.parts = _checked_parts(ranks.shares(len(plan.cuts)) if parts is None else parts, len(plan.cuts), ranks)
         self.mine = self.parts[ranks.rank]
         self._whose = None if ranks.size == 1 else self.mine
         self._row = {device: row for row, device in enumerate(self.mine)}
@@ -462,6 +461,15 @@ class Engine:
     def _place(self, x: Tensor) -> Tensor:
         x = x.to(self.device, non_blocking=True)
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _checked_parts(parts: Sequence[Sequence[int]], devices: int, ranks: Ranks) -> tuple[tuple[int, ...], ...]:
+    """Return the devices of every rank, in order; refuse what leaves one out or lets two ranks have it."""
+    found = tuple(tuple(sorted(part)) for part in parts)
+    if len(found) != ranks.size or sorted(device for part in found for device in part) != list(range(devices)):
+        problem = f"is {[list(part) for part in found]} for {ranks.size} ranks and {devices} devices"
+        raise InvalidInput("parts", problem, "Give every rank a list of devices, and every device to one rank")
+    return found
 
 
 def _named(devices: Sequence[int] | None) -> str:

@@ -32,15 +32,21 @@ class Ranks:
     Attributes:
         rank: my number; 0 decides, writes and prints.
         size: how many there are.
+        speeds: how fast every one is, beside the others; equal unless somebody has timed them.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
+        self.speeds: tuple[float, ...] = (1.0,) * size
 
     @property
     def first(self) -> bool:
         """Whether this is the one that decides, writes and prints."""
         return self.rank == 0
+
+    def shares(self, devices: int) -> tuple[tuple[int, ...], ...]:
+        """Return the devices of every rank, where one is as much work as another."""
+        return assigned([1.0] * devices, self.speeds)
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace every tensor by its sum over ranks, which have the same shapes in the same order; in flat buckets."""
@@ -108,15 +114,15 @@ class Ranks:
 ALONE = Ranks()
 
 
-def assigned(work: Sequence[float], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the devices of every rank: the most work first, each to the rank with the least so far.
+def assigned(work: Sequence[float], speeds: Sequence[float]) -> tuple[tuple[int, ...], ...]:
+    """Return the devices of every rank: the most work first, each to the rank that will have done it soonest.
 
     Cuts do not matter: whatever the cut, every device's samples run through all layers in here.
     """
-    loads = [0.0] * ranks
-    parts: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0.0] * len(speeds)
+    parts: list[list[int]] = [[] for _ in speeds]
     for device in sorted(range(len(work)), key=lambda k: (-work[k], k)):
-        rank = min(range(ranks), key=lambda r: (loads[r], len(parts[r]), r))
+        rank = min(range(len(speeds)), key=lambda r: ((loads[r] + work[device]) / speeds[r], len(parts[r]), r))
         parts[rank].append(device)
         loads[rank] += work[device]
     return tuple(tuple(sorted(part)) for part in parts)
