@@ -319,9 +319,8 @@ class Liar(Hostile):
 
     async def send(self, told: wire.Activations, labels: Tensor, tensor: Tensor) -> None:
         await self.say(activations=told)
-        for data in (labels, tensor):
-            for chunk in chunks(pack(data, "int64" if data.dtype == torch.int64 else "float32")[1]):
-                await self.say(chunk=bytes(chunk.chunk))
+        for chunk in chunks(pack(labels, "int64")[1], pack(tensor, "float32")[1]):
+            await self.say(chunk=bytes(chunk.chunk))
 
     async def filled(self, value: float) -> None:
         told, labels, tensor = self.batch()
@@ -391,7 +390,7 @@ class Liar(Hostile):
         await self.say(activations=self.batch()[0])
 
     async def lie_oversized(self) -> None:
-        await self.say(chunk=bytes(2**21))
+        await self.say(chunk=bytes(2 * CHUNK_BYTES))
 
     async def lie_again(self) -> None:
         await self.send(*self.batch())

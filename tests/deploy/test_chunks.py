@@ -15,7 +15,7 @@ KINDS = (wire.FromDevice, wire.ToDevice, wire.LayersPart)
 @pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, CHUNK_BYTES])
 def test_a_chunk_is_the_message_that_protobuf_would_send(kind: type, size: int) -> None:
     data = bytes(range(256)) * (size // 256 + 1)
-    sent = serializer(kind)(Chunk(memoryview(data)[:size]))
+    sent = serializer(kind)(Chunk((memoryview(data)[:size],)))
     assert sent == kind(chunk=data[:size]).SerializeToString()
     assert len(sent) <= LARGEST_MESSAGE
     came = parser(kind)(sent)
@@ -47,7 +47,7 @@ def test_other_messages_are_left_to_protobuf() -> None:
 
 def test_a_chunk_is_nothing_else() -> None:
     with pytest.raises(BadMessage, match="a chunk came where opening was expected"):
-        _ = parser(wire.LayersPart)(serializer(wire.LayersPart)(Chunk(bytes(200)))).opening
+        _ = parser(wire.LayersPart)(serializer(wire.LayersPart)(Chunk((bytes(200),)))).opening
 
 
 def test_chunks_come_together_again() -> None:

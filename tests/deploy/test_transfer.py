@@ -10,15 +10,19 @@ from adaptsfl.errors import BadMessage
 
 
 @settings(max_examples=20, deadline=None)
-@given(size=st.sampled_from((0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES)))
-def test_what_is_cut_into_chunks_comes_together(size: int) -> None:
-    data = bytes(range(256)) * (size // 256 + 1)
+@given(
+    size=st.sampled_from((0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES)),
+    first=st.sampled_from((0, 1, 512, CHUNK_BYTES)),
+)
+def test_what_is_cut_into_chunks_comes_together(size: int, first: int) -> None:
+    """Also if it lay in several places."""
+    data = (bytes(range(256)) * (size // 256 + 1))[:size]
     incoming = Incoming(size)
-    for piece in chunks(data[:size]):
+    for piece in chunks(data[:first], b"", data[first:]):
         assert not incoming.complete
         incoming.add(piece.chunk)
     assert incoming.complete
-    assert incoming.data == data[:size]
+    assert incoming.data == data
 
 
 def test_a_chunk_fits_into_a_message() -> None:

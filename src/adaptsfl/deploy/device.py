@@ -22,7 +22,7 @@ from adaptsfl.deploy.device_data import DeviceData, load_device_data
 from adaptsfl.deploy.fed_client import FedClient, Moved
 from adaptsfl.deploy.identity import Credentials, Party, open_channel
 from adaptsfl.deploy.layers_file import LayerStates, Template
-from adaptsfl.deploy.probe import LayerTimes, LinkRates, measure_link, time_layers
+from adaptsfl.deploy.probe import LinkRates, measure_link
 from adaptsfl.deploy.service import OPTIONS, Calls
 from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
 from adaptsfl.deploy.terms import PROTOCOL, Terms
@@ -31,6 +31,7 @@ from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, first
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import run
 from adaptsfl.training.reference import Device
+from adaptsfl.training.timing import LayerTimes, time_layers
 
 FIRST_WAIT_S, LONGEST_WAIT_S, WAIT_GROWTH = 0.5, 15.0, 1.5  # between two attempts to connect
 # Trying again would end in the same way.
@@ -372,6 +373,5 @@ def _evaluated(device: Device, x: Tensor) -> Tensor:
 
 async def _write(stream: Any, header: wire.Activations, parts: list[memoryview]) -> None:
     await stream.write(wire.FromDevice(activations=header))
-    for part in parts:
-        for chunk in chunks(part):
-            await stream.write(chunk)
+    for chunk in chunks(*parts):
+        await stream.write(chunk)

@@ -192,12 +192,12 @@ class Session:
     ) -> Arrival:
         """Return the tensors that follow their header, which has been checked."""
         label_bytes = size_of(told.labels.shape, "int64")
-        labels = await self._body(requests, label_bytes)
-        body = await self._body(requests, size_of(told.tensor.shape, told.tensor.dtype))
-        numbers = unpack(told.labels, labels.data)
-        if int(numbers.min()) < 0 or int(numbers.max()) >= shapes.classes:
+        body = await self._body(requests, label_bytes + size_of(told.tensor.shape, told.tensor.dtype))
+        data = memoryview(body.data)
+        labels = unpack(told.labels, data[:label_bytes])
+        if int(labels.min()) < 0 or int(labels.max()) >= shapes.classes:
             raise BadMessage(f"a label outside of 0 … {shapes.classes - 1} came")
-        return Arrival(told, unpack(told.tensor, body.data), numbers, body.bps, body.seconds, body.came)
+        return Arrival(told, unpack(told.tensor, data[label_bytes:]), labels, body.bps, body.seconds, body.came)
 
     async def discard(self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
         """Read past tensors that come too late, as long as they could have been right once."""
@@ -209,8 +209,7 @@ class Session:
         sizes = [size_of(told.labels.shape, told.labels.dtype), size_of(told.tensor.shape, told.tensor.dtype)]
         if sizes[0] > size_of((shapes.batch_size, *shapes.labels), "int64") or sizes[1] > most:
             raise BadMessage(f"{sum(sizes)} bytes were announced")
-        for size in sizes:
-            await self._body(requests, size)
+        await self._body(requests, sum(sizes))
 
     async def _body(self, requests: AsyncIterator[wire.FromDevice], size: int) -> Incoming:
         incoming = Incoming(size)

@@ -60,7 +60,7 @@ def check_header(header: TensorHeader, shape: Sequence[int], wire_dtype: str) ->
         raise BadMessage(f"a tensor's scale is {header.scale}, a number above 0 was expected")
 
 
-def unpack(header: TensorHeader, data: bytearray) -> Tensor:
+def unpack(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
     """Return a tensor from its bytes, in float32 if it is one of real numbers; NaN and infinity are refused."""
     if len(data) != size_of(header.shape, header.dtype):
         raise BadMessage(f"{len(data)} bytes came for a tensor of shape {tuple(header.shape)} in {header.dtype}")

@@ -7,8 +7,9 @@ from typing import Any
 
 from adaptsfl.errors import BadMessage
 
-# Every message takes a turn of the event loop at both ends, so chunks are large; tensors often have 2^k bytes.
-CHUNK_BYTES = 2**20
+# Every message takes a turn of the event loop at both ends, so most tensors should be one; but whatever is larger
+# is not held as a message and as a tensor at once.
+CHUNK_BYTES = 2**22
 # The largest message that any party takes: one chunk, or a header with its settings.
 LARGEST_MESSAGE = CHUNK_BYTES + 2**10
 SHORTEST_S = 2e-3  # what took less was our own doing, and says nothing about a link
@@ -19,9 +20,17 @@ class Chunk:
     """Bytes of something larger. On the wire it is the message whose field `chunk` is set, whatever its type.
 
     Protobuf would copy the bytes three times on either side, which is most of what a round costs beside the network.
+
+    Attributes:
+        parts: what the bytes are put together from.
     """
 
-    chunk: memoryview | bytes
+    parts: tuple[memoryview | bytes, ...]
+
+    @property
+    def chunk(self) -> memoryview | bytes:
+        """The bytes."""
+        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
     def WhichOneof(self, _group: str) -> str:  # noqa: N802 (as messages have it)
         """Return which of a message's fields this is."""
@@ -33,11 +42,21 @@ class Chunk:
         raise BadMessage(f"a chunk came where {name} was expected")
 
 
-def chunks(data: memoryview | bytes) -> Iterator[Chunk]:
-    """Yield the bytes in order, in chunks."""
-    view = memoryview(data)
-    for start in range(0, len(view), CHUNK_BYTES):
-        yield Chunk(view[start : start + CHUNK_BYTES])
+def chunks(*data: memoryview | bytes) -> Iterator[Chunk]:
+    """Yield the bytes of all of these in order, in chunks."""
+    parts: list[memoryview] = []
+    room = CHUNK_BYTES
+    for one in data:
+        view, start = memoryview(one), 0
+        while start < len(view):
+            part = view[start : start + room]
+            parts.append(part)
+            start, room = start + len(part), room - len(part)
+            if not room:
+                yield Chunk(tuple(parts))
+                parts, room = [], CHUNK_BYTES
+    if parts:
+        yield Chunk(tuple(parts))
 
 
 def serializer(kind: Any) -> Callable[[Any], bytes]:
@@ -46,7 +65,7 @@ def serializer(kind: Any) -> Callable[[Any], bytes]:
 
     def serialize(message: Any) -> bytes:
         if isinstance(message, Chunk):
-            return b"".join((tag, _varint(len(message.chunk)), message.chunk))
+            return b"".join((tag, _varint(sum(map(len, message.parts))), *message.parts))
         return bytes(message.SerializeToString())
 
     return serialize
@@ -60,7 +79,7 @@ def parser(kind: Any) -> Callable[[bytes], Any]:
         for size in range(2, 5):  # the chunk's length has as many bytes as it needs, up to four
             length = len(data) - 1 - size
             if length > 0 and data.startswith(tag + _varint(length)) and len(_varint(length)) == size:
-                return Chunk(memoryview(data)[1 + size :])
+                return Chunk((memoryview(data)[1 + size :],))
         return kind.FromString(data)
 
     return parse if tag else kind.FromString
