@@ -100,7 +100,7 @@ class Hostile:
 
     def absurd_ready(self) -> wire.FromDevice:
         """A Ready of which at least one number cannot be."""
-        layers = self.deployment.edge.model.layers
+        layers = self.deployment.conductor.model.layers
         good = [1e-3] * layers
         ready = wire.Ready(samples=100, forward_s=good, backward_s=good, rates=wire.Rates(uplink=1e6))
         match self.rng.randrange(4):
@@ -152,7 +152,7 @@ class Hostile:
         )()
 
     def attempt(self) -> int:
-        block = self.deployment.edge.block
+        block = self.deployment.conductor.block
         return 0 if block is None else block.attempt
 
     def part(self) -> wire.LayersPart:
@@ -294,14 +294,14 @@ class Liar(Hostile):
 
     def ready(self) -> wire.Ready:
         """A Ready that is accepted, with rates that are not."""
-        layers, pick = self.deployment.edge.model.layers, self.rng.choice
+        layers, pick = self.deployment.conductor.model.layers, self.rng.choice
         rates = wire.Rates(uplink=pick(ABSURD), downlink=pick(ABSURD), fed_uplink=pick(ABSURD), fed_downlink=1e9)
         times = [pick((0.0, 5e-324, 1e-3, 1e6)) for _ in range(layers)]
         return wire.Ready(samples=100, forward_s=times, backward_s=times, rates=rates)
 
     def batch(self, **changes: Any) -> tuple[wire.Activations, Tensor, Tensor]:
         """A header as it should be, but for changes, with labels and activations."""
-        shapes = self.deployment.edge.shapes
+        shapes = self.deployment.conductor.shapes
         shape = (shapes.batch_size, *shapes.activations[self.plan.cut - 1])
         labels = torch.zeros((shapes.batch_size, *shapes.labels), dtype=torch.int64)
         header, _ = pack(torch.zeros(shape), "float32")
@@ -413,7 +413,7 @@ class Liar(Hostile):
 
     async def lie_layers(self) -> None:
         """Bring layers that cannot be to the fed server, in every way that there is."""
-        template, cut = self.deployment.edge.template, self.plan.cut
+        template, cut = self.deployment.conductor.template, self.plan.cut
         good = {number: template.layer(number).state() for number in range(1, cut + 1)}
         name = next(name for name, tensor in good[1].items() if tensor.numel() > 1)
         weight = good[1][name]

@@ -67,7 +67,8 @@ class Deployment:
         self._to_fed = self.channel("edge", "fed")
         self.edge = EdgeServer(self.recipe, self.folder / "edge", Calls(self._to_fed, "Fed"), say=self.lines.append)
         self.edge_address = await self._serve(self._servers[1], self.edge, "edge")
-        self.run = asyncio.create_task(self.edge.run())
+        self.conductor = self.edge.conductor
+        self.run = asyncio.create_task(self.conductor.run())
 
     async def _serve(self, server: grpc.aio.Server, service: Service, name: str) -> str:
         server.add_generic_rpc_handlers((service.handlers(),))
@@ -80,7 +81,7 @@ class Deployment:
         for server in self._servers:
             await server.stop(0.5)
         await self._to_fed.close()
-        self.edge.shut_down()
+        self.conductor.shut_down()
 
     def credentials(self, name: str) -> Credentials | None:
         return None if self.certs is None else load_credentials(self.certs, name)
@@ -97,7 +98,7 @@ class Deployment:
         )
 
     def status(self, name: str) -> Any:
-        return next(device for device in self.edge.board.status.devices if device.name == name)
+        return next(device for device in self.conductor.board.status.devices if device.name == name)
 
     def model(self) -> dict[str, Tensor]:
         return load_file(self.folder / "fed" / "model.safetensors")

@@ -199,17 +199,17 @@ def test_devices_that_say_nothing_hold_nobody_up_for_long(tmp_path: Path, certs:
                 calls.append(
                     await hold_open(liar, "Edge", "train", [liar.hello(), wire.FromDevice(ready=liar.ready())])
                 )
-            members = [deployment.edge.members[name] for name in HOSTILE]
+            members = [deployment.conductor.roster.members[name] for name in HOSTILE]
             await deployment.until(lambda: all(m.session is not None for m in members[1:]))
             devices = joined(deployment, HONEST)
-            await deployment.until(lambda: deployment.edge.block is not None and members[2].attempt != 0)
+            await deployment.until(lambda: deployment.conductor.block is not None and members[2].attempt != 0)
             silent[2].plan = wire.Plan(attempt=members[2].attempt, cut=members[2].cut, next_round=1)
             await calls[2].write(wire.FromDevice(activations=silent[2].batch()[0]).SerializeToString())
             await deployment.finish(devices)
             late = [line for line in deployment.lines if "goes on without" in line]
             assert len(late) == 1, deployment.lines
             assert "device-5, device-6" in late[0]
-            assert deployment.edge.progress.rounds == 10
+            assert deployment.conductor.progress.rounds == 10
             assert all(m.rounds == 0 for m in members)
             for call, liar in zip(calls, silent, strict=True):
                 call.cancel()
@@ -238,7 +238,7 @@ def test_whoever_claims_deliveries_that_never_came_is_shut_out(tmp_path: Path, c
             assert "its layers are at the fed server, and none are" in why[0]
             await deployment.finish(devices)
             assert deployment.status("device-4").state == "quarantined"
-            assert deployment.edge.members["device-4"].undelivered == STRIKES
+            assert deployment.conductor.roster.members["device-4"].undelivered == STRIKES
 
     asyncio.run(main())
 
@@ -252,7 +252,7 @@ def test_a_model_that_diverged_is_nobodys_fault(tmp_path: Path, certs: Path) -> 
             devices = joined(deployment, ("device-1", "device-2", "device-3", "device-4"))
             with pytest.raises(TrainingDiverged, match=r"Lower training\.learning_rate"):
                 await asyncio.wait_for(deployment.run, PATIENCE_S)
-            assert all(not deployment.edge.members[name].quarantined for name in HONEST)
+            assert all(not deployment.conductor.roster.members[name].quarantined for name in HONEST)
             for task in devices:
                 task.cancel()
             await asyncio.gather(*devices, return_exceptions=True)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from adaptsfl.config import load_recipe
+from adaptsfl.deploy.conductor import Conductor
 from adaptsfl.deploy.device import DeviceParty
 from adaptsfl.deploy.edge import EdgeServer
 from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
@@ -76,6 +77,10 @@ class House:
     said: list[str]
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
+    @property
+    def conductor(self) -> Conductor:
+        return self.edge.conductor
+
     def device(self, number: int, kind: type[Slow] = Slow) -> Slow:
         party = Party("device", f"device-{number}")
         made = kind(party, *self.addresses, None, say=lambda text: self.said.append(f"device-{number}: {text}"))
@@ -91,8 +96,8 @@ class House:
             await asyncio.sleep(0.01)
 
     def deadline(self, seconds: float) -> None:
-        rules = self.edge.recipe.deploy.model_copy(update={"round_deadline_s": seconds})
-        self.edge.recipe = self.edge.recipe.model_copy(update={"deploy": rules})
+        rules = self.conductor.recipe.deploy.model_copy(update={"round_deadline_s": seconds})
+        self.conductor.recipe = self.conductor.recipe.model_copy(update={"deploy": rules})
 
 
 @asynccontextmanager
@@ -115,7 +120,7 @@ async def house(folder: Path, *changes: str) -> AsyncIterator[House]:
             await asyncio.gather(*built.tasks, return_exceptions=True)
             for server in servers:
                 await server.stop(0)
-            edge.shut_down()
+            edge.conductor.shut_down()
 
 
 async def _served(service: Service, address: str) -> grpc.aio.Server:
@@ -153,21 +158,21 @@ def test_activations_that_come_while_their_round_is_trained_are_too_late_and_the
             slow = here.device(2)
             _, go_on = slow.stop_at("round 2")
             on_arrival(monkeypatch, 1, 2, arrived.set)
-            original = here.edge.edge_model.train
+            original = here.conductor.edge_model.train
 
             def train(*arguments: Any) -> Any:
-                if here.edge.progress.rounds == 0:
+                if here.conductor.progress.rounds == 0:
                     here.deadline(0.1)  # the second round is closed without the slow one
-                if here.edge.progress.rounds == 1:
+                if here.conductor.progress.rounds == 1:
                     here.deadline(1e6)
                     loop.call_soon_threadsafe(go_on.set)
                     assert arrived.wait(PATIENCE_S)
                 return original(*arguments)
 
-            monkeypatch.setattr(here.edge.edge_model, "train", train)
+            monkeypatch.setattr(here.conductor.edge_model, "train", train)
             for device in (here.device(1), slow):
                 here.start(device.run())
-            await here.edge.run()
+            await here.conductor.run()
         first, *_ = _presents(here)
         assert first == [[0, 1], [0], [0, 1], [0, 1]]
 
@@ -179,7 +184,7 @@ def _presents(here: House) -> list[Any]:
 
     return [
         [list(present) for present in block.present or [(0, 1)] * block.rounds]
-        for block in read_run(here.edge.journal.folder).blocks
+        for block in read_run(here.conductor.journal.folder).blocks
     ]
 
 
@@ -191,16 +196,16 @@ def test_activations_whose_device_is_lost_before_they_are_used_count(
             busy, read = threading.Event(), asyncio.Event()
 
             def act() -> None:
-                here.edge._thread.submit(busy.wait, PATIENCE_S)  # so that what was read has to wait
+                here.conductor._thread.submit(busy.wait, PATIENCE_S)  # so that what was read has to wait
                 read.set()
 
             on_arrival(monkeypatch, 1, 2, act)
-            run = here.start(here.edge.run())
+            run = here.start(here.conductor.run())
             here.start(here.device(1).run())
             lost = here.start(here.device(2).run())
             await read.wait()
             lost.cancel()
-            await here.until(lambda: here.edge.by_number[1].session is None)
+            await here.until(lambda: here.conductor.roster.by_number[1].session is None)
             busy.set()
             again = here.start(here.device(2).run())
             assert await run == "rounds"
@@ -214,18 +219,18 @@ def test_a_device_that_comes_back_is_sent_nothing_before_its_plan(tmp_path: Path
         async with house(tmp_path, ALL_NEEDED, NO_DEADLINE) as here:
             first, second = here.device(1), here.device(2)
             _, go_on = first.stop_at("round 2")
-            run = here.start(here.edge.run())
+            run = here.start(here.conductor.run())
             here.start(first.run())
             lost = here.start(second.run())
-            await here.until(lambda: here.edge.round is not None and list(here.edge.round.arrivals) == [1])
-            await here.until(lambda: here.edge.progress.rounds == 1)
+            await here.until(lambda: here.conductor.round is not None and list(here.conductor.round.arrivals) == [1])
+            await here.until(lambda: here.conductor.progress.rounds == 1)
             lost.cancel()
             again = here.device(2)
             preparing, prepare = again.stop_at("preparing")
             over = here.start(again.run())
             await preparing.wait()
             go_on.set()
-            await here.until(lambda: here.edge.progress.rounds == 2)  # with what the first life of device-2 had sent
+            await here.until(lambda: here.conductor.progress.rounds == 2)  # with what device-2 sent in its first life
             prepare.set()
             assert await run == "rounds"
             assert "the run is over" in await over
@@ -239,13 +244,13 @@ def test_what_a_lost_device_had_sent_gives_way_to_what_it_sends_with_new_layers(
         async with house(tmp_path, ALL_NEEDED, NO_DEADLINE) as here:
             first = here.device(1)
             waiting, go_on = first.stop_at("round 2")
-            run = here.start(here.edge.run())
+            run = here.start(here.conductor.run())
             here.start(first.run())
             lost = here.start(here.device(2).run())
             await waiting.wait()
-            await here.until(lambda: here.edge.round is not None and 1 in here.edge.round.arrivals)
-            assert here.edge.round is not None
-            arrivals = here.edge.round.arrivals
+            await here.until(lambda: here.conductor.round is not None and 1 in here.conductor.round.arrivals)
+            assert here.conductor.round is not None
+            arrivals = here.conductor.round.arrivals
             before = arrivals[1]
             lost.cancel()
             over = here.start(here.device(2).run())
@@ -272,7 +277,7 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None
                 await super()._evaluate(stream)
                 object.__setattr__(self.data, "test_batches", batches)
                 self._holding().evaluated = False
-                session = here_edge[0].by_number[1].session
+                session = here_edge[0].roster.by_number[1].session
                 session.close(NotNow("cut"))  # as it looks from here when the connection is lost
                 return
             await super()._evaluate(stream)
@@ -283,15 +288,15 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None
             for device in (here.device(1), here.device(2, Broken)):
                 here.start(device.run())
             counted: list[int] = []
-            end = here.edge._end_tests
+            end = here.conductor._end_tests
 
             def ended() -> None:
-                if here.edge.tests is not None:
-                    counted.append(sum(row[2] for rows in here.edge.tests.found.values() for row in rows.values()))
+                if here.conductor.tests is not None:
+                    counted.append(sum(row[2] for rows in here.conductor.tests.found.values() for row in rows.values()))
                 end()
 
-            here.edge._end_tests = ended  # type: ignore[method-assign]
-            assert await here.edge.run() == "rounds"
+            here.conductor._end_tests = ended  # type: ignore[method-assign]
+            assert await here.conductor.run() == "rounds"
             assert counted == [40]
 
     played(scenario())
@@ -300,15 +305,15 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None
 def test_an_answer_that_comes_twice_is_followed_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path, ALL_NEEDED, NO_DEADLINE) as here:
-            answer = here.edge._answer
+            answer = here.conductor._answer
 
             def answer_twice(*arguments: Any) -> None:
                 answer(*arguments)
                 answer(*arguments)
 
-            here.edge._answer = answer_twice  # type: ignore[method-assign]
+            here.conductor._answer = answer_twice  # type: ignore[method-assign]
             devices = [here.start(here.device(number).run()) for number in (1, 2)]
-            assert await here.edge.run() == "rounds"
+            assert await here.conductor.run() == "rounds"
             assert all("the run is over" in reason for reason in await asyncio.gather(*devices))
         assert [len(presents) for presents in _presents(here)] == [4, 4]
 

@@ -74,7 +74,7 @@ def test_who_may_not_take_part_is_told_why_and_ends(
             assert "device-2 calls itself 'device-1'" in said
             assert deployment.status("device-2").violations == 1
             assert deployment.status("device-1").violations == 0
-            assert not deployment.edge._here()
+            assert not deployment.conductor.roster.here()
 
     asyncio.run(main())
 

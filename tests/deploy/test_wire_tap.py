@@ -178,7 +178,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
         )
         async with deployed(tmp_path_factory.mktemp("run"), None, *changes) as deployment:
             facts["fed"] = {k: deployment.fed.template.layer(k).state() for k in range(1, FLOOR + 1)}
-            facts["edge"] = {k: deployment.edge.template.layer(k).state() for k in range(1, FLOOR + 1)}
+            facts["edge"] = {k: deployment.conductor.template.layer(k).state() for k in range(1, FLOOR + 1)}
             await trained(deployment, secrets, monkeypatch)
             facts["model"] = deployment.model()
             facts["cuts"] = [line.split("cuts ")[1].split(" (")[0] for line in deployment.lines if "cuts" in line]

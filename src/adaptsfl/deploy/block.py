@@ -61,6 +61,7 @@ class OpenBlock:
         predicted: seconds of every phase of one round and of one averaging.
         trained: who took part in the last round and has not lost its layers since.
         closing: whether layers are being delivered: `delivered` by devices, `delivered_for` them by the edge server.
+        over: whether it was averaged; nobody trains in it any more.
         delivered_last: who was the last of them, when, and at how many bits per second.
         present, losses: by round.
         told: by device: what came with its last activations.
@@ -83,6 +84,7 @@ class OpenBlock:
     closing: bool = False
     delivered: set[int] = field(default_factory=set)
     delivered_for: set[int] = field(default_factory=set)
+    over: bool = False
     delivered_last: tuple[int, float, float] | None = None
     told: dict[int, wire.Activations] = field(default_factory=dict)
     present: list[tuple[int, ...]] = field(default_factory=list)

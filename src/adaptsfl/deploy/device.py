@@ -19,7 +19,7 @@ from torch import Tensor
 from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.device_data import DeviceData, load_device_data
-from adaptsfl.deploy.fed_client import FedClient, Moved
+from adaptsfl.deploy.fed_client import PASSING, FedClient, Moved
 from adaptsfl.deploy.identity import Credentials, Party, open_channel
 from adaptsfl.deploy.layers_file import LayerStates, Template
 from adaptsfl.deploy.probe import LinkRates, measure_link
@@ -40,13 +40,6 @@ FINAL = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
-)
-# Of the fed server: perhaps it was only the connection.
-PASSING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
 )
 DELIVERY_ATTEMPTS = 5
 # A server that will not have our certificate hangs up without a word; so does what stands before one that is starting.

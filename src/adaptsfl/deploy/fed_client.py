@@ -1,20 +1,34 @@
 """The fed server, seen by devices and by the edge server."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import grpc
 
 from adaptsfl.deploy.layers_file import LayerStates, Template, to_bytes, without_optimizer
-from adaptsfl.deploy.service import Calls
+from adaptsfl.deploy.service import Calls, NotNow
 from adaptsfl.deploy.transfer import SHORTEST_S, Chunk, Incoming, chunks
 from adaptsfl.deploy.wire_pb2 import Closed, Closing, Final, Layers, LayersPart, Opening, Wanted
-from adaptsfl.errors import BadMessage
+from adaptsfl.errors import BadMessage, InvalidInput, first_line
 
 # How long to wait for an answer, beside the time that the layers take on the slowest link that is borne with. Calls
 # fail at once if the server is away: callers know best what to do then.
 PATIENCE_S = 120.0
 SLOWEST_BPS = 100e3
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 5.0  # between two attempts to reach a fed server that is away
+# What may be but a broken connection, and ends by itself once the fed server is reached or restarted.
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
+)
+FULL = grpc.StatusCode.RESOURCE_EXHAUSTED  # its disk; that ends when somebody makes room
+OTHER_FOLDERS = "Give both servers the folders that they had, or begin anew with two empty ones"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,53 @@ class FedClient:
         header = Layers(first=min(common, default=0), last=max(common, default=0), size=len(data))
         parts = _parts(LayersPart(final=Final(version=version)), LayersPart(header=header), data)
         await self.calls.finish(parts, timeout=_patience(len(data)))
+
+
+class PatientFed(FedClient):
+    """The fed server for one who cannot do without: calls that are made again and again while it is away.
+
+    Args:
+        waiting: called with what is being waited for.
+    """
+
+    def __init__(self, calls: Calls, template: Template, waiting: Callable[[str], None]) -> None:
+        super().__init__(calls, template)
+        self.waiting = waiting
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call until it is answered; `NotNow` if the fed server does not know what we speak of."""
+        wait = FIRST_WAIT_S
+        while True:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise NotNow(str(error.details())) from None
+                if error.code() not in (*PASSING, FULL):
+                    problem = f"{error.code().name}: {error.details()}"
+                    raise InvalidInput("fed server", problem, "Check its log, certificates and recipe") from None
+                self.waiting(f"the fed server ({first_line(Exception(error.details()))})")
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT_S)
+
+    async def tell(self, opening: Opening, brought: LayerStates, *, still: Callable[[], bool] = lambda: True) -> bool:
+        """Open a block, if that is `still` wanted; return whether it was not known there."""
+
+        async def call() -> bool:
+            return still() and await self.open(opening, brought)
+
+        try:
+            return await self.patiently(call)
+        except NotNow as error:
+            raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
+
+    async def fetch_of(self, opening: Opening, brought: LayerStates, first: int, last: int) -> Moved:
+        """Return averaged layers of a block; a fed server that was restarted meanwhile is told of it again."""
+        while True:
+            try:
+                return await self.patiently(lambda: self.fetch(opening.attempt, first, last))
+            except NotNow:
+                await self.tell(opening, brought)
 
 
 def _patience(size: int) -> float:

@@ -72,13 +72,13 @@ async def serve_edge(
             edge = EdgeServer(recipe, folder, Calls(channel, "Fed"), say=say)
             status = None
             if status_port is not None:
-                status = serve_status(edge.board, port=status_port)
+                status = serve_status(edge.conductor.board, port=status_port)
                 say(f"status on http://127.0.0.1:{status.port}")
             try:
                 async with _serving(edge, address, credentials, say):
-                    return await edge.run()
+                    return await edge.conductor.run()
             finally:
-                edge.shut_down()
+                edge.conductor.shut_down()
                 if status is not None:
                     status.close()
 

@@ -7,7 +7,9 @@ the connection with a reason.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Self
 
+import torch
 from torch import Tensor
 
 from adaptsfl.checks import printable
@@ -15,8 +17,10 @@ from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.resources import LONGEST_S
 from adaptsfl.deploy.service import MOST_VIOLATIONS, STRIKES, Pace
 from adaptsfl.deploy.tensors import check_header, size_of, unpack
+from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
 from adaptsfl.errors import BadMessage
+from adaptsfl.models import SplitModel
 
 JOINS_PER_MINUTE = 30
 HELLO_S = 60.0  # after which a connection is ended on which nobody has said who it is
@@ -96,6 +100,20 @@ class Shapes:
     classes: int
     batch_size: int
     wire_dtype: str
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, terms: Terms, model: SplitModel, example: Tensor) -> Self:
+        """Run a model once to see what its activations look like at every cut."""
+        mode, x, shapes = model.module.training, example, []
+        model.eval()
+        for piece in model.pieces:
+            x = piece(x)
+            shapes.append(tuple(x.shape[1:]))
+        model.train(mode)
+        labels = shapes[-1][:-1]  # one per output: of a sequence, one per token
+        classes, wire_dtype = terms.classes(model, example), terms.recipe.model.wire_dtype
+        return cls(tuple(shapes), labels, classes, terms.batch_size, wire_dtype)
 
     def size(self, cut: int) -> int:
         """Return the bytes of a mini-batch at a cut."""

@@ -7,11 +7,10 @@ from typing import Any
 
 from adaptsfl.errors import BadMessage
 
-# Every message takes a turn of the event loop at both ends, so most tensors should be one; but whatever is larger
-# is not held as a message and as a tensor at once.
-CHUNK_BYTES = 2**22
-# The largest message that any party takes: one chunk, or a header with its settings.
-LARGEST_MESSAGE = CHUNK_BYTES + 2**10
+# The largest message that any party takes: one chunk, or a header with its settings. It is what gRPC takes by itself.
+LARGEST_MESSAGE = 2**22
+# Every message takes a turn of the event loop at both ends, so most tensors should be one.
+CHUNK_BYTES = LARGEST_MESSAGE - 2**10
 SHORTEST_S = 2e-3  # what took less was our own doing, and says nothing about a link
 
 

@@ -1,0 +1,94 @@
+"""The edge server's accounts: how long the phases of its rounds took, and what a block leaves in the record."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adaptsfl.deploy.block import OpenBlock, Round
+from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.sessions import Member, Shapes
+from adaptsfl.latency import EDGE_SERVER
+from adaptsfl.simulation.record import Block
+from adaptsfl.simulation.run import rates_seen
+
+
+class Accounts:
+    """Charges the time of blocks to phases.
+
+    Args:
+        members: all devices, in the fleet's order.
+    """
+
+    def __init__(self, members: Sequence[Member], shapes: Shapes, measured: MeasuredFleet) -> None:
+        self.members, self.shapes, self.measured = members, shapes, measured
+
+    def note_round(
+        self, block: OpenBlock, current: Round, present: tuple[int, ...], loss: float, answered: float, turn_s: float
+    ) -> tuple[dict[str, float], float]:
+        """Charge one round, as it was for the device whose activations came last; return its phases, and all of it.
+
+        Args:
+            answered: when its gradients were on their way.
+            turn_s: the server's share of the time since the last activations came.
+        """
+        block.present.append(present)
+        block.losses.append(loss)
+        block.told |= {k: current.arrivals[k].told for k in present}
+        block.bits += 2 * sum(8 * self.shapes.size(self.members[k].cut) for k in present)
+        last = max(present, key=lambda k: current.arrivals[k].came)
+        name, arrival, first = self.members[last].name, current.arrivals[last], current.number == block.first_round
+        before = {"b3": self._fetch_s(last)} if first else self._back_s(block, last)
+        phases = dict.fromkeys(("a1", "a2", "a3", "a4", "a5"), 0.0)
+        phases |= block.clock.passed(arrival.came, name, a2=arrival.seconds, a1=arrival.told.forward_s, **before)
+        phases |= block.clock.passed(answered, EDGE_SERVER, a3=turn_s)
+        phases.pop("b3", None)
+        self.measured.server_took([block.cuts[device] for device in present], phases["a3"])
+        return phases, block.clock.answered(answered, first=first)
+
+    def note_deliveries(self, block: OpenBlock) -> None:
+        """Charge the time since the last answer, as it was for the device that delivered last."""
+        if block.delivered_last is not None:
+            device, at, rate = block.delivered_last
+            member, back = self.members[device], self._back_s(block, device)
+            upload_s = self.layer_bits(member.cut) / rate if rate > 0 else 0.0
+            block.clock.passed(at, member.name, b1=upload_s, **back)
+
+    def record_of(self, block: OpenBlock, time_s: float) -> Block:
+        """Return the line of a block that ended so many seconds after the run began."""
+        took_part = {device for present in block.present for device in present}
+        everybody = all(len(present) == len(self.members) for present in block.present)
+        return Block(
+            block=block.number,
+            first_round=block.first_round,
+            rounds=block.rounds,
+            time_s=time_s,
+            interval=block.interval,
+            cuts=tuple(cut if k in took_part else 0 for k, cut in enumerate(block.cuts)),
+            deepest=block.deepest,
+            layer_intervals={},
+            seconds=dict(block.clock.seconds),
+            bottleneck=block.clock.bottleneck,
+            bits=block.bits,
+            loss=float(np.mean(block.losses)),
+            evaluations=(),
+            estimates={"predicted": block.predicted, "measured": block.clock.data()},
+            resources=rates_seen(block.observed, block.members, len(self.members)),
+            predicted_s=block.predicted_s,
+            present=None if everybody else tuple(block.present),
+        )
+
+    def layer_bits(self, cut: int) -> float:
+        """Return the bits of the layers that a device with this cut takes to the fed server."""
+        return float(self.measured.nominal.client_model_bits[cut - 1])
+
+    def _back_s(self, block: OpenBlock, device: int) -> dict[str, float]:
+        """Return the seconds of a device's last download and backward pass, as it told them."""
+        told = block.told.get(device)
+        if told is None:
+            return {}
+        bits = 8 * self.shapes.size(self.members[device].cut)
+        return {"a4": bits / told.downlink if told.downlink > 0 else 0.0, "a5": told.backward_s}
+
+    def _fetch_s(self, device: int) -> float:
+        """Return the seconds of a device's last fetching of layers, as far as is known."""
+        return self.layer_bits(self.members[device].cut) / self.measured.devices[device]["fed_downlink_bps"].rate

@@ -1,0 +1,146 @@
+"""The end of a block: everybody's layers are brought to the fed server, and averaged there.
+
+Whoever is lost on the way, device or fed server, it is done in the end, by all who are still there.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.accounts import Accounts
+from adaptsfl.deploy.block import OpenBlock
+from adaptsfl.deploy.clock import ALL
+from adaptsfl.deploy.fed_client import FIRST_WAIT_S, LONGEST_WAIT_S, PatientFed
+from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.roster import Roster
+from adaptsfl.deploy.service import NotNow
+from adaptsfl.errors import BadMessage
+from adaptsfl.latency import EDGE_SERVER, FED_SERVER
+
+
+class Averaging:
+    """Brings blocks to their end.
+
+    Args:
+        own_layers: called with a device and its cut: its layers above the cut, which are with the edge server.
+        deadline_s: after which those who have not delivered are not waited for, if the others are enough.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        fed: PatientFed,
+        accounts: Accounts,
+        own_layers: Callable[[int, int], Awaitable[LayerStates]],
+        deadline_s: Callable[[], float],
+    ) -> None:
+        self.roster, self.fed, self.accounts = roster, fed, accounts
+        self.own_layers, self.deadline_s = own_layers, deadline_s
+
+    async def close(self, block: OpenBlock) -> int:
+        """Have all copies delivered and averaged; return the new version of the layers."""
+        block.closing = True
+        self._ask_to_deliver(block)
+        while True:
+            await self._deliveries(block)
+            self.accounts.note_deliveries(block)
+            devices = set(block.delivered)
+            try:
+                await self._deliver_all_own(block, devices)
+                if not devices <= block.delivered:
+                    continue  # one of them has lost its layers meanwhile, or the fed server has
+                block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
+                closed = await self._average(block, devices)
+                block.clock.passed(time.perf_counter(), FED_SERVER, b2=ALL)
+            except NotNow:  # the fed server was restarted: it knows nothing of this block any more
+                await self.open_again(block)
+                continue
+            if not closed.missing:
+                break
+            self._blame(block, closed.missing)
+        block.over = True
+        self._judge(block, devices)
+        return int(closed.version)
+
+    async def open_again(self, block: OpenBlock) -> None:
+        """Make sure that the fed server knows the block; if it had forgotten, everybody delivers once more."""
+        if await self.fed.tell(block.opening, block.brought, still=lambda: not block.over):
+            block.delivered.clear()
+            block.delivered_for.clear()
+            if block.closing:
+                self._ask_to_deliver(block)
+
+    def take_delivered(self, number: int, block: OpenBlock, delivered: wire.Delivered) -> None:
+        """Take note that a device has brought its layers."""
+        block.delivered.add(number)
+        block.delivered_last = number, time.perf_counter(), delivered.fed_uplink
+        self.accounts.measured.device(
+            number,
+            self.accounts.layer_bits(self.roster.by_number[number].cut),
+            fed_uplink_bps=delivered.fed_uplink,
+            fed_downlink_bps=delivered.fed_downlink,
+        )
+        self.roster.wake()
+
+    def _ask_to_deliver(self, block: OpenBlock) -> None:
+        for member in self.roster.here():
+            session = member.session
+            if session is not None and session.planned == block.attempt and member.number not in block.delivered:
+                session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
+
+    async def _deliveries(self, block: OpenBlock) -> None:
+        """Wait until those who are there have delivered; after the deadline until enough have."""
+        roster, deadline, patience = self.roster, time.monotonic() + self.deadline_s(), FIRST_WAIT_S
+        while True:
+            here = {member.number for member in roster.here() if member.attempt == block.attempt}
+            last = block.trained
+            # Those who took part in the last round count; if too few of them are left, whoever is here.
+            counted = here & last if len(here & last) >= roster.quorum else here
+            done = block.delivered & counted
+            if len(done) >= roster.quorum and (done == counted or time.monotonic() >= deadline):
+                block.delivered = done
+                return
+            roster.wait_for("the devices' layers")
+            if not await roster.change(patience):
+                await self.open_again(block)  # perhaps it is the fed server that keeps them waiting
+                patience = min(2 * patience, LONGEST_WAIT_S)
+
+    async def _deliver_all_own(self, block: OpenBlock, devices: set[int]) -> None:
+        """Take these devices' layers above their cuts to the fed server, all at once; wait for all, whatever fails."""
+        own = sorted(devices - block.delivered_for)
+        done = await asyncio.gather(*(self._deliver_own(block, device) for device in own), return_exceptions=True)
+        for error in done:
+            if error is not None:
+                raise error
+
+    async def _deliver_own(self, block: OpenBlock, device: int) -> None:
+        """Take a device's layers above its cut to the fed server."""
+        member = self.roster.by_number[device]
+        states = await self.own_layers(device, member.cut)
+        if states:
+            moved = await self.fed.patiently(lambda: self.fed.deliver(block.attempt, member.name, states))
+            self.accounts.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
+        block.delivered_for.add(device)
+
+    async def _average(self, block: OpenBlock, devices: Collection[int]) -> wire.Closed:
+        weights = {self.roster.by_number[k].name: self.roster.weight(k) for k in sorted(devices)}
+        return await self.fed.patiently(lambda: self.fed.close(block.attempt, weights))
+
+    def _blame(self, block: OpenBlock, names: Collection[str]) -> None:
+        """Send those away whose layers are not where they said, and ask the others again."""
+        for member in [self.roster.members[name] for name in names if name in self.roster.members]:
+            block.delivered.discard(member.number)
+            member.failed_to_deliver()
+            if member.session is not None:
+                member.session.close(BadMessage("it said that its layers are at the fed server, and none are"))
+        self._ask_to_deliver(block)
+
+    def _judge(self, block: OpenBlock, averaged: set[int]) -> None:
+        """Remember who held up the others: whoever does so again and again is shut out."""
+        for member in [self.roster.by_number[device] for device in block.present[-1]]:
+            if member.number in averaged:
+                member.undelivered = 0
+            elif member.session is not None and member.attempt == block.attempt:
+                member.failed_to_deliver()
+                self.roster.send_away(member)

@@ -1,0 +1,478 @@
+"""Who conducts a run at the edge server: plans, trains the common layers for all devices, waits for nobody for ever.
+
+The life of a block: decide, open the block at the fed server, tell devices their cuts, train I rounds, have all layers
+delivered, let them be averaged, note where we are. Whatever stops the server, it goes on from the last such note.
+"""
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from adaptsfl.config import Recipe
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.accounts import Accounts
+from adaptsfl.deploy.averaging import Averaging
+from adaptsfl.deploy.block import OpenBlock, Round, Tests
+from adaptsfl.deploy.clock import ALL, BlockClock
+from adaptsfl.deploy.decisions import Decisions
+from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
+from adaptsfl.deploy.fed_client import OTHER_FOLDERS, PatientFed
+from adaptsfl.deploy.journal import Journal, Progress
+from adaptsfl.deploy.layers_file import LayerStates, Template
+from adaptsfl.deploy.probe import measure_link
+from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.roster import Roster
+from adaptsfl.deploy.service import Calls, NotNow
+from adaptsfl.deploy.sessions import Member, Session, Shapes
+from adaptsfl.deploy.status import Board, Status
+from adaptsfl.deploy.tensors import pack
+from adaptsfl.deploy.terms import Terms
+from adaptsfl.errors import BadMessage, InvalidInput, TrainingDiverged
+from adaptsfl.latency import EDGE_SERVER
+from adaptsfl.loading import costs_of
+from adaptsfl.simulation.run import rounds_planned
+from adaptsfl.simulation.world import check_run
+from adaptsfl.training.timing import time_layers
+
+FAREWELL_S = 30.0  # for devices that are away when the run ends to come and hear of it
+PREPARING_S = 90.0  # and for those who are connected, but do not listen while they measure their links
+T = TypeVar("T")
+
+
+class Conductor:
+    """Leads a run from its first block to its last.
+
+    Args:
+        fed: the fed server.
+        folder: for the record and the checkpoint.
+        board: what people see while it runs.
+        say: called with what people may want to know.
+
+    Attributes:
+        block, round, tests: under way; none between two blocks.
+        ended_by: what ended the run; empty while it goes on.
+        over: what devices are told once it has.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        fed: Calls,
+        *,
+        board: Board | None = None,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.say = say
+        self.terms = Terms.of(recipe)
+        self.recipe = recipe = self.terms.recipe
+        check_run(self.terms.run)
+        self.model, example = self.terms.model()
+        self.template = Template(self.model, self.terms.optimizer)
+        self.shapes = Shapes.of(self.terms, self.model, example)
+        self.edge_model = EdgeModel(
+            self.model, self.template, recipe.training.statistics, self.terms.devices, self.terms.floor
+        )
+        nominal = costs_of(self.model, example, recipe.model, self.terms.batch_size, recipe.training.optimizer)
+        self.measured = MeasuredFleet(nominal, self.terms.names, self.terms.batch_size, self.terms.optimizer)
+        self._time_server(example)
+        self.decisions = Decisions(self.terms, self.model.layers, self.measured)
+        self.journal = Journal(folder, self.terms)
+        self.progress = Progress(deepest=self.terms.floor)
+        planned = rounds_planned(self.terms.run, self.terms.batch_size)
+        self.board = board or Board(Status(recipe.name, time.time(), rounds_planned=planned))
+        self.roster = Roster(
+            self.terms.names,
+            max(1, math.ceil(recipe.deploy.quorum * self.terms.devices)),
+            by_size=recipe.data is not None and recipe.data.weights == "size",
+            measured=self.measured,
+            board=self.board,
+            say=say,
+        )
+        self.fed = PatientFed(fed, self.template, self.roster.wait_for)
+        self.accounts = Accounts(self.roster.by_number, self.shapes, self.measured)
+        self.averaging = Averaging(
+            self.roster,
+            self.fed,
+            self.accounts,
+            own_layers=lambda device, cut: self.compute(self.edge_model.own_states, device, cut),
+            deadline_s=lambda: self.recipe.deploy.round_deadline_s,
+        )
+        self.block: OpenBlock | None = None
+        self.round: Round | None = None
+        self.tests: Tests | None = None
+        self.ended_by = ""
+        self.over = ""
+        self._before_s = self._began = self._noted = 0.0
+        self._common_at_close: LayerStates = {}
+        self._admitting = asyncio.Lock()  # devices are let in one by one, and not between two blocks
+        self._thread = ThreadPoolExecutor(1, "compute")  # all computing, one call at a time
+
+    # --- telling devices what to do ---
+
+    async def admit(self, session: Session) -> None:
+        """Tell a device that has come, or come back, what the others are doing; once per connection and block."""
+        member = session.member
+        async with self._admitting:
+            block = self.block
+            if block is None or member.session is not session or session.planned == block.attempt:
+                return
+            if member.attempt != block.attempt:
+                await self._give_layers(member, block)
+            session.planned = block.attempt
+            self._send_plan(session, block)
+            if block.closing:
+                session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
+
+    async def _give_layers(self, member: Member, block: OpenBlock) -> None:
+        """Let a device begin with the block's layers; what it did in the block before it was lost counts no more."""
+        if self.round is not None and not self.round.closed:
+            self.round.arrivals.pop(member.number, None)
+        member.cut = block.cuts[member.number]
+        await self.compute(self.edge_model.admit, member.number, member.cut)
+        for lost in (block.trained, block.delivered, block.delivered_for):
+            lost.discard(member.number)
+        member.answered, member.attempt = None, block.attempt
+
+    def _send_plan(self, session: Session, block: OpenBlock) -> None:
+        plan = wire.Plan(
+            attempt=block.attempt,
+            block=block.number,
+            next_round=self.progress.rounds + 1,
+            last_round=block.last_round,
+            cut=session.member.cut,
+            evaluate=self.tests is not None,
+        )
+        session.send(wire.ToDevice(plan=plan))
+
+    def send_home(self, session: Session) -> None:
+        """Tell a device that the run is over; it ends the connection."""
+        session.stopped = True
+        session.send(wire.ToDevice(stop=wire.Stop(reason=self.over, done=True)))
+
+    # --- conducting ---
+
+    async def run(self) -> str:
+        """Train until the recipe's end; return what ended it."""
+        if self._resume():
+            self.say("this run is over already")
+            await self._say_goodbye(self.roster.by_number)
+            return self.ended_by
+        self._write_run("running")
+        self._began = time.monotonic()
+        await self._wait_for_start()
+        to_fed = await self.fed.patiently(lambda: measure_link(self.fed.calls))
+        self.measured.server_link(ALL, to_fed_bps=to_fed.uplink, from_fed_bps=to_fed.downlink)
+        self._noted = time.perf_counter()
+        while not self.ended_by:
+            await self._block()
+        await self._finish()
+        return self.ended_by
+
+    async def _wait_for_start(self) -> None:
+        """Wait for all devices but those that cannot; after a while for as many as are needed."""
+        deadline = time.monotonic() + self.recipe.deploy.start_deadline_s
+        while True:
+            here = len(self.roster.here())
+            able = sum(not (member.gave_up or member.quarantined) for member in self.roster.by_number)
+            if here >= self.roster.quorum and (here >= able or time.monotonic() >= deadline):
+                return
+            self.roster.wait_for(f"devices: {here} of {self.terms.devices} are here")
+            await self.roster.change(deadline - time.monotonic() if here >= self.roster.quorum else None)
+
+    async def _block(self) -> None:
+        """One block of rounds under one plan, and the averaging at its end."""
+        await self.roster.enough()
+        since = self.progress.rounds - self.progress.evaluated_at
+        block = await self._open(self._rounds_left(), evaluate=since >= self.terms.run.evaluate_every)
+        while self.progress.rounds < block.last_round:
+            await self._train_round(block)
+        await self._close(block)
+
+    async def _open(self, most: int | None, *, evaluate: bool) -> OpenBlock:
+        """Open a block of at most so many rounds at the fed server, place layers, tell devices; they begin at once."""
+        members = self.roster.here()
+        numbers = tuple(member.number for member in members)
+        epoch_rounds = max(1, max(member.samples for member in members) // self.terms.batch_size)
+        decision, observed = self.decisions.next(self.progress.rounds, self.progress.blocks, numbers, epoch_rounds)
+        interval = decision.plan.interval
+        assert interval is not None
+        rounds = interval if most is None else min(interval, most)
+        planned = dict(zip(numbers, decision.plan.cuts, strict=True))
+        least = min(planned.values())  # for those who come while it runs
+        cuts = tuple(planned.get(number, least) for number in range(self.terms.devices))
+        deepest, before = max(cuts), self.edge_model.deepest
+        attempt = secrets.randbits(63)
+        named_cuts = {member.name: cuts[member.number] for member in self.roster.by_number}
+        opening = wire.Opening(attempt=attempt, version=self.progress.version, deepest=deepest, cuts=named_cuts)
+        brought = self.edge_model.becoming_specific(deepest) if deepest > before else {}
+        await self.fed.tell(opening, brought)
+        first, last = min(cuts) + 1, max(deepest, before)
+        fetched: LayerStates = {}
+        clock = BlockClock(self._noted)
+        clock.passed(time.perf_counter())
+        if first <= last:
+            moved = await self.fed.fetch_of(opening, brought, first, last)
+            self.measured.server_link(8 * moved.size, from_fed_bps=moved.bps)
+            fetched = moved.states
+            clock.passed(time.perf_counter(), EDGE_SERVER, b3=ALL)
+        block = OpenBlock(
+            attempt=attempt,
+            number=self.progress.blocks + 1,
+            first_round=self.progress.rounds + 1,
+            rounds=rounds,
+            interval=interval,
+            cuts=cuts,
+            opening=opening,
+            brought=brought,
+            members=numbers,
+            observed=observed,
+            predicted=self.decisions.predicted(observed, [planned[number] for number in numbers]),
+            clock=clock,
+        )
+        async with self._admitting:
+            await self.compute(self.edge_model.place, deepest, fetched)
+            self.tests = Tests(self.progress.rounds) if evaluate else None
+            self.block, self.round = block, Round(self.progress.rounds + 1) if rounds else None
+            if rounds:
+                clock.told(time.perf_counter())
+            for member in self.roster.by_number:
+                member.attempt = 0
+        self._tell_of_plan(block)
+        for member in self.roster.here():
+            if member.session is not None:
+                await self.admit(member.session)
+        return block
+
+    async def _train_round(self, block: OpenBlock) -> None:
+        """Wait for activations, train, answer."""
+        number = self.progress.rounds + 1
+        if self.round is None or self.round.number != number:
+            self.round = Round(number)
+        current = self.round
+        while True:
+            everybody = await self._arrivals(block, current)
+            current.closed = True
+            present = tuple(sorted(current.arrivals))
+            began = time.perf_counter()
+            weights = self.roster.shares(present)
+            labels = {device: current.arrivals[device].labels for device in present}
+            try:
+                losses, gradients = await self.compute(self.edge_model.train, present, labels, weights)
+                break
+            except Spoilt as error:
+                current.closed = False
+                if 2 * len(error.devices) > len(present) > 1:
+                    raise TrainingDiverged(
+                        f"round {number}: the loss of {len(error.devices)} of {len(present)} devices is no number, so "
+                        "it is the model. Lower training.learning_rate, and begin anew in an empty folder"
+                    ) from None
+                for device in error.devices:
+                    del current.arrivals[device]
+                    session = self.roster.by_number[device].session
+                    if session is not None:
+                        session.close(BadMessage("activations came that lead to no numbers"))
+        self.progress.rounds = number
+        self.round = Round(number + 1) if number < block.last_round else None
+        block.trained = set(present)
+        for device, gradient in zip(present, gradients, strict=True):
+            self._answer(block, self.roster.by_number[device], number, gradient)
+        took = time.perf_counter() - began
+        loss = float((losses * losses.new_tensor(weights)).sum())
+        self._end_tests()
+        turn_s = ALL if everybody else took
+        phases, round_s = self.accounts.note_round(block, current, present, loss, began + took, turn_s)
+        self.board.add_loss(number, loss)
+        self._tell_of_round(block, phases, round_s)
+
+    def _answer(self, block: OpenBlock, member: Member, number: int, gradient: Tensor) -> None:
+        member.last_round, member.rounds = number, member.rounds + 1
+        if member.attempt != block.attempt:
+            return  # it has lost the layers that this is for
+        tensor, data = pack(gradient, self.shapes.wire_dtype)
+        header = wire.Gradients(round=number, tensor=tensor)
+        member.answered = number, (header, data)
+        if member.session is not None and member.session.planned == block.attempt:  # else it asks once it has its plan
+            member.session.send(wire.ToDevice(gradients=header), data)
+
+    async def _arrivals(self, block: OpenBlock, current: Round) -> bool:
+        """Wait until all who are there have sent (return True), or the deadline has passed and enough have."""
+        deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
+        while True:
+            missing = [m for m in self.roster.here() if m.attempt == block.attempt and m.number not in current.arrivals]
+            waiting = [m for m in missing if not m.late]
+            enough = len(current.arrivals) >= self.roster.quorum
+            if enough and (not waiting or time.monotonic() >= deadline):
+                if waiting:
+                    self.say(f"round {current.number} goes on without {', '.join(m.name for m in waiting)}")
+                for member in waiting:
+                    member.late = True
+                return not waiting
+            if not missing:
+                self.roster.wait_for(f"devices: {len(current.arrivals)} of {self.roster.quorum} that are needed")
+            await self.roster.change(max(0.0, deadline - time.monotonic()) if enough else None)
+
+    async def _close(self, block: OpenBlock) -> None:
+        """Have all copies averaged; note where we are."""
+        self.progress.version = await self.averaging.close(block)
+        self.progress.deepest = block.deepest
+        self.block = None  # whoever comes now is let in with the next one
+        self.progress.blocks, self.progress.seconds = block.number, self._elapsed()
+        self.journal.note(self.accounts.record_of(block, self.progress.seconds))
+        self._noted = time.perf_counter()
+        self.ended_by = self._end()
+        self._common_at_close = self.edge_model.common_states()
+        self.journal.save(self.progress, self._common_at_close)
+
+    async def _finish(self) -> None:
+        """Evaluate once more, put the model together, and send everybody home."""
+        common, version = self._common_at_close, self.progress.version
+        if self.progress.evaluated_at < self.progress.rounds:
+            await self.roster.enough()
+            block = await self._open(0, evaluate=True)
+            deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
+            while (left := deadline - time.monotonic()) > 0 and self._untested(block):
+                await self.roster.change(left)
+            self._end_tests()
+            self.block, block.over = None, True
+        self.journal.flush()
+        try:
+            await self.fed.patiently(lambda: self.fed.finish(version, common))
+        except NotNow as error:
+            raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
+        self._write_run("done")
+        await self._say_goodbye([member for member in self.roster.by_number if member.samples])
+
+    async def _say_goodbye(self, members: Sequence[Member]) -> None:
+        """Tell devices that the run is over, also those that are away for a moment."""
+        self.over = f"the run is over ({self.ended_by}, {self.progress.rounds} rounds)"
+        for member in self.roster.here():
+            if member.session is not None:
+                self.send_home(member.session)
+        deadline = time.monotonic() + FAREWELL_S
+        patient = deadline + PREPARING_S
+        while True:
+            able = [m for m in self.roster.by_number if not (m.told or m.gave_up or m.quarantined)]
+            missing = [m for m in able if m in members or m.newest is not None]
+            preparing = any(m.newest is not None for m in missing)
+            left = (patient if preparing else deadline) - time.monotonic()
+            if not missing or left <= 0:
+                return
+            away = [m.name for m in missing if m.session is None]
+            if away:
+                self.roster.wait_for(f"{', '.join(away)} to hear that the run is over")
+            await self.roster.change(left)
+
+    def _untested(self, block: OpenBlock) -> bool:
+        assert self.tests is not None
+        here = self.roster.here()
+        left = any(not self.tests.complete(m.number) for m in here if m.attempt == block.attempt)
+        return left or len(here) < self.roster.quorum
+
+    def shut_down(self) -> None:
+        """Let go of the thread that computes."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # --- remembering ---
+
+    def _end_tests(self) -> None:
+        """Take what the evaluation came to, once training goes on."""
+        tests, self.tests = self.tests, None
+        result = None if tests is None else tests.result()
+        if tests is None or result is None:
+            return
+        accuracy, loss = result
+        self.progress.evaluated_at = tests.round
+        self.journal.evaluated(tests.round, accuracy, loss)
+        self.board.add_evaluation(tests.round, accuracy)
+        self.say(f"round {tests.round}: accuracy {accuracy:.1%} on the devices' test samples")
+        goal = self.terms.run.target_accuracy
+        if goal is not None and accuracy >= goal:
+            self.ended_by = "target"
+
+    def _end(self) -> str:
+        """Return what ends the run now; nothing if it goes on."""
+        run, progress = self.terms.run, self.progress
+        if run.rounds is not None and progress.rounds >= run.rounds:
+            return "rounds"
+        if run.samples is not None and progress.rounds * self.terms.batch_size >= run.samples:
+            return "samples"
+        if run.seconds is not None and progress.seconds >= run.seconds:
+            return "seconds"
+        return self.ended_by
+
+    def _rounds_left(self) -> int | None:
+        planned = rounds_planned(self.terms.run, self.terms.batch_size)
+        return None if planned is None else planned - self.progress.rounds
+
+    def _elapsed(self) -> float:
+        return self._before_s + time.monotonic() - self._began
+
+    def _resume(self) -> bool:
+        """Go on from the checkpoint, if there is one; return whether nothing is left to be done."""
+        found = self.journal.begin()
+        if found is not None:
+            self.progress, states = found
+            self._before_s = self.progress.seconds
+            self.edge_model.load_common(states, self.progress.deepest)
+            self.ended_by = self._end()
+            if self.journal.done:
+                self.ended_by = self.ended_by or "target"
+                return True
+            self.say(f"going on after round {self.progress.rounds}")
+        self._common_at_close = self.edge_model.common_states()
+        return False
+
+    def _write_run(self, status: str) -> None:
+        facts = {
+            "policy": self.decisions.name,
+            "title": self.decisions.policy.title,
+            "devices": list(self.roster.members),
+            "layers": list(self.model.names),
+            "server": {name: moving.rate for name, moving in self.measured.server.items()},
+            "trainer": "engine",
+        }
+        self.journal.write_run(status, self.progress, self.ended_by, facts, self.measured.nominal)
+
+    # --- telling people ---
+
+    def _tell_of_plan(self, block: OpenBlock) -> None:
+        cuts = ", ".join(str(block.cuts[k]) for k in block.members)
+        if block.rounds:
+            self.say(
+                f"block {block.number}: rounds {block.first_round} to {block.last_round}, cuts {cuts} "
+                f"(version {self.progress.version} of the layers)"
+            )
+        self.board.update(block=block.number, interval=block.interval, deepest=block.deepest)
+
+    def _tell_of_round(self, block: OpenBlock, phases: dict[str, float], round_s: float) -> None:
+        predicted = sum(block.predicted[phase] for phase in phases)
+        self.board.update(
+            round=self.progress.rounds,
+            round_s=round_s,
+            predicted_round_s=predicted,
+            phases=tuple((phase, block.predicted[phase], seconds) for phase, seconds in phases.items()),
+            waiting_for="",
+        )
+        for member in self.roster.by_number:
+            self.roster.tell_of(member)
+
+    # --- small things ---
+
+    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do some work in the thread that computes; it is done even if the device that it is for leaves meanwhile."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments))
+
+    def _time_server(self, example: Tensor) -> None:
+        """Guess how fast this server is, until the first round tells."""
+        times = time_layers(self.model, example, self.terms.batch_size)
+        self.measured.server["flops"].add(
+            self.terms.batch_size * self.measured.nominal.forward_flops[-1] / max(1e-9, sum(times.forward_s))
+        )

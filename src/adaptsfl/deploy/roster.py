@@ -1,0 +1,104 @@
+"""The devices of a run as the edge server knows them: who is here, whether they are enough, what people see of them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.service import NotNow
+from adaptsfl.deploy.sessions import Member
+from adaptsfl.deploy.status import Board
+
+
+class Roster:
+    """All devices of the fleet.
+
+    Args:
+        names: of all devices, in the fleet's order.
+        quorum: how many are enough to go on.
+        by_size: whether a device counts by its samples in all means, or as much as any other.
+        measured: what is known of their resources.
+        board: what people see while the run goes on.
+        say: called with what people may want to know.
+
+    Attributes:
+        members: by name.
+        by_number: in the fleet's order.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        quorum: int,
+        *,
+        by_size: bool,
+        measured: MeasuredFleet,
+        board: Board,
+        say: Callable[[str], None],
+    ) -> None:
+        self.members = {name: Member(k, name) for k, name in enumerate(names)}
+        self.by_number = list(self.members.values())
+        self.quorum, self.by_size, self.measured, self.board, self.say = quorum, by_size, measured, board, say
+        self._changed = asyncio.Event()
+        for member in self.by_number:
+            self.tell_of(member)
+
+    def here(self) -> list[Member]:
+        """Return the devices that are connected and ready, in the order of the fleet."""
+        return [member for member in self.by_number if member.session is not None]
+
+    async def enough(self) -> None:
+        """Wait until enough devices are here."""
+        while len(self.here()) < self.quorum:
+            self.wait_for(f"devices: {len(self.here())} of {self.quorum} that are needed")
+            await self.change(None)
+
+    def wake(self) -> None:
+        """Let whoever waits for a change look again."""
+        self._changed.set()
+
+    async def change(self, timeout: float | None) -> bool:
+        """Wait until something has happened; return whether it did before the time was over."""
+        self._changed.clear()
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    def weight(self, device: int) -> float:
+        """Return how much a device counts."""
+        return float(self.by_number[device].samples) if self.by_size else 1.0
+
+    def shares(self, present: Sequence[int]) -> list[float]:
+        """Return how much each of these devices counts, of one."""
+        weights = [self.weight(device) for device in present]
+        return [weight / sum(weights) for weight in weights]
+
+    def send_away(self, member: Member) -> None:
+        """End the connection of a device that is shut out, whichever of its calls was the last straw."""
+        if member.quarantined and member.session is not None:
+            member.session.close(NotNow(f"{member.name} is shut out: {member.last_error}"))
+        self.tell_of(member)
+
+    def tell_of(self, member: Member) -> None:
+        """Let people see how a device is."""
+        state = "quarantined" if member.quarantined else "away" if member.session is None else "waiting"
+        known = self.measured.devices.get(member.number)
+        rates = {} if known is None else {name: known[name].rate for name in ("uplink_bps", "downlink_bps")}
+        self.board.update_device(
+            member.name,
+            state=state,
+            cut=member.cut or None,
+            round=member.last_round,
+            rounds=member.rounds,
+            violations=member.violations,
+            last_error=member.last_error,
+            **rates,
+        )
+
+    def wait_for(self, what: str) -> None:
+        """Let people see what is being waited for."""
+        if self.board.status.waiting_for != what:
+            self.board.update(waiting_for=what)
+            if what != "the devices' layers":  # which is no news: they are asked for in every block
+                self.say(f"waiting for {what}")
