@@ -12,8 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from typer.testing import CliRunner
 
-from adaptsfl import cli
-from adaptsfl.cli import app
+from adaptsfl.cli import app, failures
 from adaptsfl.deploy import certs
 from adaptsfl.deploy.certs import make_certificates, renew_certificate, valid_until
 from adaptsfl.errors import InvalidInput, NotWritten
@@ -253,7 +252,7 @@ def test_the_command_explains_its_errors(tmp_path):
 
 
 def test_the_command_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(failures, "find_spec", lambda name: None)
     answer = run(tmp_path)
     assert answer.exit_code == 1
     assert "certs: needs cryptography. Install it: pip install 'adaptsfl[deploy]'" in answer.stderr

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adaptsfl.models import SplitModel, build, split
 from adaptsfl.training import Batch
@@ -19,6 +19,32 @@ def make_model(name: str, dtype: torch.dtype = torch.float64, **options: Any) ->
     assert built.example_input is not None
     example = built.example_input
     return split(built.module.to(dtype), example.to(dtype) if example.is_floating_point() else example)
+
+
+class OddNorms(nn.Module):
+    """Batch-norm without running statistics, with another momentum, without weights, and over a moved axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3)
+        self.untracked = nn.BatchNorm2d(4, track_running_stats=False)
+        self.second = nn.Conv2d(4, 6, 3)
+        self.slow = nn.BatchNorm2d(6, momentum=0.01)
+        self.third = nn.Linear(16, 5)
+        self.plain = nn.BatchNorm1d(5, affine=False)
+        self.last = nn.Linear(30, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.untracked(self.first(x)).relu()
+        x = self.slow(self.second(x)).relu()
+        x = self.third(x.flatten(2).flatten(0, 1))  # the channels become samples
+        return self.last(self.plain(x).view(-1, 30))
+
+
+def make_odd_norms() -> SplitModel:
+    """Return them split, for digits, the same every time."""
+    torch.manual_seed(0)
+    return split(OddNorms().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
 
 
 def make_batches(model: SplitModel, shape: Sequence[int], sizes: Sequence[int] = SIZES) -> Callable[[int], list[Batch]]:

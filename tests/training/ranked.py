@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from adaptsfl.models import SplitModel, split
+from adaptsfl.models import SplitModel
 from adaptsfl.training import (
     Batch,
     Engine,
@@ -20,7 +20,7 @@ from adaptsfl.training import (
 )
 from adaptsfl.training.estimate import SmoothnessProbe, measure_constants, measure_drift
 from adaptsfl.training.ranks import Ranks, assigned
-from training.cases import make_batches, make_model
+from training.cases import make_batches, make_model, make_odd_norms
 
 SIZES = (2, 4, 2, 4, 2)
 WEIGHTS = (1.0, 5.0, 2.0, 3.0, 1.0)
@@ -44,30 +44,9 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class OddNorms(nn.Module):
-    """Batch-norm without running statistics, with another momentum, and without weights, over a moved axis."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 4, 3)
-        self.untracked = nn.BatchNorm2d(4, track_running_stats=False)
-        self.second = nn.Conv2d(4, 6, 3)
-        self.slow = nn.BatchNorm2d(6, momentum=0.01)
-        self.third = nn.Linear(16, 5)
-        self.plain = nn.BatchNorm1d(5, affine=False)
-        self.last = nn.Linear(30, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.untracked(self.first(x)).relu()
-        x = self.slow(self.second(x)).relu()
-        x = self.third(x.flatten(2).flatten(0, 1))
-        return self.last(self.plain(x).view(-1, 30))
-
-
 def model_of(case: Case) -> SplitModel:
     if case.norm == "odd":
-        torch.manual_seed(0)
-        return split(OddNorms().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+        return make_odd_norms()
     return make_model("vgg_digits", case.dtype, width=0.25, norm=case.norm)
 
 

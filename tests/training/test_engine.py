@@ -14,7 +14,7 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel, build, split
 from adaptsfl.training import Engine, OptimizerSettings, Reference, TrainingPlan, TrainingWarning
 from adaptsfl.training.engine import one_after_another
-from training.cases import SIZES, largest_difference, make_batches, make_model
+from training.cases import SIZES, OddNorms, largest_difference, make_batches, make_model, make_odd_norms
 
 EXACT = 1e-10
 DIGITS, SMALL_IMAGES, IMAGES = (1, 8, 8), (3, 16, 16), (3, 32, 32)
@@ -98,30 +98,9 @@ def test_special_cases(plan: TrainingPlan, norm: str) -> None:
     compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[plan], lengths=[9])
 
 
-class OddNorms(nn.Module):
-    """Batch-norm without running statistics, with another momentum, without weights, and over a moved axis."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 4, 3)
-        self.untracked = nn.BatchNorm2d(4, track_running_stats=False)
-        self.second = nn.Conv2d(4, 6, 3)
-        self.slow = nn.BatchNorm2d(6, momentum=0.01)
-        self.third = nn.Linear(16, 5)
-        self.plain = nn.BatchNorm1d(5, affine=False)
-        self.last = nn.Linear(30, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.untracked(self.first(x)).relu()
-        x = self.slow(self.second(x)).relu()
-        x = self.third(x.flatten(2).flatten(0, 1))  # the channels become samples
-        return self.last(self.plain(x).view(-1, 30))
-
-
 @pytest.mark.parametrize("statistics", ["pooled", "device"])
 def test_batch_norm_of_every_kind(statistics: str) -> None:
-    torch.manual_seed(0)
-    model = split(OddNorms().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+    model = make_odd_norms()
     plans = [TrainingPlan((1, 1, 1, 1), 2), TrainingPlan((2, 1, 2, 1), 2), TrainingPlan((1, 1, 1, 1), 1)]
     compare(model, DIGITS, OptimizerSettings("sgd", 0.05), statistics=statistics, plans=plans)
 

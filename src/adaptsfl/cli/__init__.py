@@ -1,0 +1,52 @@
+"""The command line: parsing and printing only. One file per group of commands; this one puts them together."""
+
+import os
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from adaptsfl import __version__
+from adaptsfl.cli.deployment import join, serve, up
+from adaptsfl.cli.fleet_setup import certs, probe
+from adaptsfl.cli.paper import reproduce
+from adaptsfl.cli.planning import plan, profile
+from adaptsfl.cli.runs import report, retime, simulate
+
+app = typer.Typer(
+    help="Split federated learning that plans its own cuts and its own aggregation interval.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+
+# In the order in which help shows them.
+COMMANDS: tuple[Callable[..., None], ...] = (
+    plan,
+    profile,
+    simulate,
+    report,
+    retime,
+    reproduce,
+    join,
+    up,
+    probe,
+    certs,
+)
+for command in COMMANDS:
+    app.command()(command)
+app.add_typer(serve, name="serve")
+
+
+def main() -> None:
+    """Run the command line."""
+    # Threads that have nothing to do sleep instead of spinning: on a busy machine spinning ones keep others from
+    # the work that they wait for. It has to be said before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"adaptsfl {__version__}")
+        raise typer.Exit

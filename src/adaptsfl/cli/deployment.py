@@ -1,0 +1,144 @@
+"""Real devices and servers: `serve edge`, `serve fed`, `join`, and `up` for all of them on one machine."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adaptsfl.cli.failures import explaining, need_deploy
+from adaptsfl.cli.options import Certs, Insecure, Overrides, chosen_credentials, folder_name
+from adaptsfl.cli.printing import plain_console, say, tell
+from adaptsfl.cli.results import show_runs
+from adaptsfl.config import load_recipe
+from adaptsfl.simulation.folder import find_runs
+
+serve = typer.Typer(help="Serve a deployment: the edge server, or the fed server.", no_args_is_help=True)
+
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe (.toml), the same for both servers.")]
+Listen = Annotated[str, typer.Option(help="Where to listen.", metavar="HOST:PORT")]
+FedAddress = Annotated[str, typer.Option("--fed", help="The fed server.", metavar="HOST:PORT")]
+EdgeAddress = Annotated[str, typer.Option("--edge", help="The edge server.", metavar="HOST:PORT")]
+ServerOut = Annotated[
+    Path | None, typer.Option(help="Where it keeps what it learned (default: runs/ and the recipe's name).")
+]
+
+
+@serve.command("edge")
+def serve_edge(
+    recipe: RecipeFile,
+    fed: FedAddress,
+    listen: Listen = "0.0.0.0:7001",
+    certs: Certs = None,
+    insecure: Insecure = False,
+    out: ServerOut = None,
+    status_port: Annotated[
+        int | None, typer.Option(help="Serve the status page on this port of this machine; 0 takes a free one.")
+    ] = 7003,
+    override: Overrides = None,
+) -> None:
+    """Plan, and train the common layers for all devices; stopped, the same command goes on where it was."""
+    with explaining(recipe):
+        need_deploy()
+        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
+
+        content = load_recipe(recipe, override or ())
+        folder = out or Path("runs") / folder_name(content.name or recipe.stem) / "edge"
+        credentials = chosen_credentials(certs, "edge", insecure=insecure)
+        asyncio.run(parties.serve_edge(content, listen, fed, credentials, folder, tell, status_port=status_port))
+        show_runs(find_runs([folder]), folder / "report.html")
+
+
+@serve.command("fed")
+def serve_fed(
+    recipe: RecipeFile,
+    listen: Listen = "0.0.0.0:7002",
+    certs: Certs = None,
+    insecure: Insecure = False,
+    out: ServerOut = None,
+    override: Overrides = None,
+) -> None:
+    """Average the devices' layers, and put the model together at the end."""
+    with explaining(recipe):
+        need_deploy()
+        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
+
+        content = load_recipe(recipe, override or ())
+        folder = out or Path("runs") / folder_name(content.name or recipe.stem) / "fed"
+        credentials = chosen_credentials(certs, "fed", insecure=insecure)
+        asyncio.run(parties.serve_fed(content, listen, credentials, folder, tell))
+
+
+def join(
+    edge: EdgeAddress,
+    fed: FedAddress,
+    name: Annotated[str, typer.Option(help="This device, as in its certificate.")],
+    certs: Certs = None,
+    insecure: Insecure = False,
+    data: Annotated[
+        Path | None, typer.Option(help="This device's samples (default: its part of the run's dataset).")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="A factory of yours that the servers may name.", metavar="PACKAGE.MODULE:FACTORY"),
+    ] = None,
+    cut_floor: Annotated[int, typer.Option(help="Refuse to cut the model before this layer.", min=1)] = 1,
+    probe_links: Annotated[
+        bool, typer.Option(help="Measure links first, by some MB; else the first rounds tell.")
+    ] = True,
+    patience: Annotated[
+        float, typer.Option(help="Knock so long at a server that hangs up without a word.", metavar="SECONDS", min=0)
+    ] = 60.0,
+) -> None:
+    """Train as a device of a deployment, on data that never leave this machine."""
+    with explaining():
+        need_deploy()
+        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
+        from adaptsfl.deploy.identity import Party  # noqa: PLC0415
+
+        credentials = chosen_credentials(certs, name, insecure=insecure)
+        reason = asyncio.run(
+            parties.join(
+                Party("device", name),
+                edge,
+                fed,
+                credentials,
+                tell,
+                data=data,
+                allowed=allow or (),
+                floor=cut_floor,
+                patience_s=patience,
+                probe_links=probe_links,
+            )
+        )
+        tell(reason)
+
+
+def up(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")],
+    devices: Annotated[int, typer.Option(help="How many devices.", min=1)] = 4,
+    out: Annotated[
+        Path | None, typer.Option(help="Where all of it goes (default: runs/ and the recipe's name).")
+    ] = None,
+    status_port: Annotated[int, typer.Option(help="Of the status page; 0 takes a free one.")] = 0,
+    override: Overrides = None,
+) -> None:
+    """Start a whole deployment on this machine, over TLS: fed server, edge server and devices."""
+    with explaining(recipe):
+        need_deploy()
+        from adaptsfl.deploy.up import fleet_up  # noqa: PLC0415
+
+        content = load_recipe(recipe, override or ())
+        folder = out or Path("runs") / f"{folder_name(content.name or recipe.stem)}-up"
+        console = plain_console()
+
+        def relay(party: str, text: str) -> None:
+            console.print(f"{party:>9} | {text}", soft_wrap=True)
+
+        try:
+            with fleet_up(recipe, devices, folder, relay, status_port=status_port, more=override) as fleet:
+                fleet.wait()
+        except KeyboardInterrupt:
+            say("stopped; the same command goes on from the last checkpoint.")
+            raise typer.Exit(130) from None
+        console.print(f"model:   {folder / 'fed' / 'model.safetensors'}", soft_wrap=True)

@@ -1,0 +1,30 @@
+"""How commands that leave runs behind end: a table, figures and a page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from adaptsfl.cli.printing import plain_console, say
+from adaptsfl.errors import InvalidInput
+from adaptsfl.report.figures import write_figures
+from adaptsfl.report.foreseen import foreseen_table
+from adaptsfl.report.page import write_page
+from adaptsfl.report.summary import summary_table
+from adaptsfl.simulation.folder import Run
+
+
+def show_runs(runs: Sequence[Run], page: Path) -> None:
+    """Print what came of runs, draw it, and say where everything is."""
+    console = plain_console()
+    console.print(summary_table(runs))
+    for run in runs:
+        table = foreseen_table(run)
+        if table is not None:
+            console.print(table)
+    try:
+        folder = page.parent / "figures"
+        write_figures(runs, folder)
+        console.print(f"figures: {folder}", soft_wrap=True)
+    except InvalidInput as error:  # the page needs none of them
+        say(str(error))
+    write_page(runs, page)
+    console.print(f"report:  {page}", soft_wrap=True)
