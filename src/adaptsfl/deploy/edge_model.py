@@ -152,7 +152,8 @@ def _restore(layers: Sequence[Layer], values: Sequence[Tensor]) -> None:
 
 
 def _bounded(gradient: Tensor) -> bool:
-    return not gradient.numel() or float(gradient.abs().max()) <= LARGEST_GRADIENT  # which NaN is not
+    """Whether all numbers are within reason, which NaN is not; without a copy of them."""
+    return not gradient.numel() or all(abs(float(end)) <= LARGEST_GRADIENT for end in gradient.aminmax())
 
 
 def _set_mode(layers: Sequence[Layer], *, training: bool) -> None:

@@ -1,9 +1,10 @@
 """Starting one party in this process, and ending it cleanly."""
 
 import asyncio
+import ctypes
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,10 @@ FAREWELL_S = 3.0  # for what was sent last to arrive
 SETTLE_S = 0.1  # for gRPC's own tasks, which print a traceback if the loop ends before them
 # A server that was away is found again soon after it is back; by default that may take two minutes.
 RECONNECTING = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5_000))
+
+# As malloc.h of the GNU C library numbers them: what is smaller is not given back, nor is the rest up to so much.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_MEMORY = ((M_MMAP_THRESHOLD, 2**25), (M_TRIM_THRESHOLD, 2**28))
 
 LOCK = ".lock"
 
@@ -151,8 +156,20 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
+def keep_freed_memory() -> None:
+    """Let this process keep memory that it frees: the next round needs as much.
+
+    Where a round moves much and computes little, getting new pages from the system costs as much as filling them.
+    """
+    with suppress(OSError, AttributeError):  # another system, or another library for memory
+        mallopt = ctypes.CDLL(None).mallopt
+        for setting, size in KEPT_MEMORY:
+            mallopt(setting, size)
+
+
 async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
     """Do the work; Ctrl-C and SIGTERM end it in order."""
+    keep_freed_memory()
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     stopped: list[str] = []
 
