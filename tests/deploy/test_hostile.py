@@ -281,7 +281,7 @@ def test_a_device_that_does_not_read_is_let_go() -> None:
 
 @pytest.mark.parametrize("value", ABSURD)
 def test_whatever_a_device_measured_leaves_numbers_to_plan_with(tmp_path: Path, value: float) -> None:
-    costs = CutCosts(*([1e6, 2e6],) * 2, *([1e5, 1e4],) * 2, [1e5, 2e5], memory_bytes=[1e6, 2e6])
+    costs = CutCosts(*([1e6, 2e6],) * 2, *([1e5, 1e4],) * 2, [1e5, 2e5])
     fleet = MeasuredFleet(costs, ["device-1", "device-2"], 8, OptimizerSettings())
     good = wire.Ready(samples=8, forward_s=[1e-3, 1e-3], backward_s=[1e-3, 1e-3])
     fleet.ready(0, good)
@@ -293,5 +293,3 @@ def test_whatever_a_device_measured_leaves_numbers_to_plan_with(tmp_path: Path, 
     planned = fleet.fleet((0, 1))
     times = phase_times(fleet.costs, planned, np.array([1, 2]), 8)
     assert all(0 <= time.seconds < 1e30 for time in times)
-    with pytest.raises(BadMessage, match=r"has 0.000 MB of memory, and the shallowest cut needs 1.000 MB"):
-        fleet.ready(1, wire.Ready(samples=8, forward_s=[1, 1], backward_s=[1, 1], memory_bytes=1))

@@ -93,29 +93,18 @@ def test_a_short_transfer_weighs_little() -> None:
 
 def test_rates_come_from_ready() -> None:
     fleet = measured()
-    fleet.ready(1, ready(memory_bytes=2**20))
+    fleet.ready(1, ready())
     seen = fleet.fleet([1])
     assert seen.names == ("device-2",)
     assert (seen.uplink_bps[0], seen.downlink_bps[0]) == pytest.approx((1e6, 2e6))
     assert (seen.fed_uplink_bps[0], seen.fed_downlink_bps[0]) == pytest.approx((3e6, 4e6))
-    assert seen.memory_bytes is not None
-    assert seen.memory_bytes.tolist() == [2**20]
 
 
-def test_an_unknown_rate_is_fast_and_unknown_memory_is_enough() -> None:
+def test_an_unknown_rate_is_fast() -> None:
     fleet = measured()
-    fleet.ready(0, ready(rates=Rates(), memory_bytes=5_000_000))
-    fleet.ready(1, ready(rates=Rates()))
-    seen = fleet.fleet([0, 1])
-    assert seen.uplink_bps.tolist() == pytest.approx([FASTEST, FASTEST])
-    assert seen.memory_bytes is not None
-    assert seen.memory_bytes.tolist() == [5_000_000, math.inf]
-
-
-def test_nobody_says_what_memory_there_is() -> None:
-    fleet = measured()
-    fleet.ready(0, ready())
-    assert fleet.fleet([0]).memory_bytes is None
+    for number in (0, 1):
+        fleet.ready(number, ready(rates=Rates()))
+    assert fleet.fleet([0, 1]).uplink_bps.tolist() == pytest.approx([FASTEST, FASTEST])
 
 
 def test_rates_that_no_link_has_are_not_believed() -> None:

@@ -15,8 +15,11 @@ from adaptsfl.deploy.fed_client import FIRST_WAIT_S, LONGEST_WAIT_S, PatientFed
 from adaptsfl.deploy.layers_file import LayerStates
 from adaptsfl.deploy.roster import Roster
 from adaptsfl.deploy.service import NotNow
+from adaptsfl.deploy.sessions import Member
 from adaptsfl.errors import BadMessage
 from adaptsfl.latency import EDGE_SERVER, FED_SERVER
+
+AT_ONCE = 8  # deliveries by the edge server itself: each is in memory as a file while it is sent
 
 
 class Averaging:
@@ -45,7 +48,7 @@ class Averaging:
         while True:
             await self._deliveries(block)
             self.accounts.note_deliveries(block)
-            devices = set(block.delivered)
+            devices, forgotten = set(block.delivered), block.forgotten
             try:
                 await self._deliver_all_own(block, devices)
                 if not devices <= block.delivered:
@@ -58,7 +61,8 @@ class Averaging:
                 continue
             if not closed.missing:
                 break
-            self._blame(block, closed.missing)
+            if block.forgotten == forgotten:  # else it is the fed server that lost them, and they were asked again
+                self._blame(block, closed.missing)
         block.over = True
         self._judge(block, devices)
         return int(closed.version)
@@ -66,6 +70,7 @@ class Averaging:
     async def open_again(self, block: OpenBlock) -> None:
         """Make sure that the fed server knows the block; if it had forgotten, everybody delivers once more."""
         if await self.fed.tell(block.opening, block.brought, still=lambda: not block.over):
+            block.forgotten += 1
             block.delivered.clear()
             block.delivered_for.clear()
             if block.closing:
@@ -107,21 +112,37 @@ class Averaging:
                 patience = min(2 * patience, LONGEST_WAIT_S)
 
     async def _deliver_all_own(self, block: OpenBlock, devices: set[int]) -> None:
-        """Take these devices' layers above their cuts to the fed server, all at once; wait for all, whatever fails."""
-        own = sorted(devices - block.delivered_for)
-        done = await asyncio.gather(*(self._deliver_own(block, device) for device in own), return_exceptions=True)
+        """Take these devices' layers above their cuts to the fed server, some at once; wait for all, whatever fails."""
+        own, turns = sorted(devices - block.delivered_for), asyncio.Semaphore(AT_ONCE)
+        deliveries = (self._deliver_own(block, self.roster.by_number[device], turns) for device in own)
+        done = await asyncio.gather(*deliveries, return_exceptions=True)
         for error in done:
             if error is not None:
                 raise error
 
-    async def _deliver_own(self, block: OpenBlock, device: int) -> None:
+    async def _deliver_own(self, block: OpenBlock, member: Member, turns: asyncio.Semaphore) -> None:
         """Take a device's layers above its cut to the fed server."""
-        member = self.roster.by_number[device]
-        states = await self.own_layers(device, member.cut)
-        if states:
-            moved = await self.fed.patiently(lambda: self.fed.deliver(block.attempt, member.name, states))
-            self.accounts.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
-        block.delivered_for.add(device)
+        block.delivered_for.add(member.number)  # before they are: whoever loses its layers meanwhile is taken out again
+        try:
+            async with turns:
+                states = await self.own_layers(member.number, member.cut)
+                self.fed.template.check(states)
+                if states:
+                    moved = await self.fed.patiently(lambda: self.fed.deliver(block.attempt, member.name, states))
+                    self.accounts.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
+        except BadMessage as error:  # what it sent has ruined its layers: the others are averaged without it
+            self._drop(block, member, error)
+        except BaseException:
+            block.delivered_for.discard(member.number)
+            raise
+
+    def _drop(self, block: OpenBlock, member: Member, error: BadMessage) -> None:
+        """Go on without a device; should it come back, it begins with the block's layers."""
+        block.delivered.discard(member.number)
+        block.delivered_for.discard(member.number)
+        member.attempt = 0
+        if member.session is not None:
+            member.session.close(error)
 
     async def _average(self, block: OpenBlock, devices: Collection[int]) -> wire.Closed:
         weights = {self.roster.by_number[k].name: self.roster.weight(k) for k in sorted(devices)}

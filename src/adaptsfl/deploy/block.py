@@ -11,11 +11,23 @@ from adaptsfl.fleet import Fleet
 
 @dataclass
 class Round:
-    """A round, and the activations that have come for it, by device; once it is closed no more are taken."""
+    """A round, and the activations that have come for it, by device; once it is closed no more are taken.
+
+    Attributes:
+        lost: who has lost its layers since it was closed: should it be trained once more, then without them.
+    """
 
     number: int
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     closed: bool = False
+    lost: set[int] = field(default_factory=set)
+
+    def leave_out(self, device: int) -> None:
+        """Drop what a device has sent before it lost its layers."""
+        if self.closed:
+            self.lost.add(device)
+        else:
+            self.arrivals.pop(device, None)
 
 
 @dataclass
@@ -30,6 +42,12 @@ class Tests:
     round: int
     found: dict[int, dict[int, tuple[int, float, int]]] = field(default_factory=dict)
     batches: dict[int, int] = field(default_factory=dict)
+
+    def announced(self, device: int, batches: int) -> int:
+        """Return how many mini-batches a device has; if it tells another number it has begun a new life."""
+        if self.batches.get(device) != batches:
+            self.batches[device], self.found[device] = batches, {}
+        return batches
 
     def add(self, device: int, number: int, row: tuple[int, float, int]) -> None:
         """Take in one mini-batch; after a lost connection a device sends all of them again."""
@@ -62,6 +80,8 @@ class OpenBlock:
         trained: who took part in the last round and has not lost its layers since.
         closing: whether layers are being delivered: `delivered` by devices, `delivered_for` them by the edge server.
         over: whether it was averaged; nobody trains in it any more.
+        forgotten: how often the fed server had to be told of it again.
+        spoilt: whose activations, losses or layers came to no numbers.
         delivered_last: who was the last of them, when, and at how many bits per second.
         present, losses: by round.
         told: by device: what came with its last activations.
@@ -85,6 +105,8 @@ class OpenBlock:
     delivered: set[int] = field(default_factory=set)
     delivered_for: set[int] = field(default_factory=set)
     over: bool = False
+    forgotten: int = 0
+    spoilt: set[int] = field(default_factory=set)
     delivered_last: tuple[int, float, float] | None = None
     told: dict[int, wire.Activations] = field(default_factory=dict)
     present: list[tuple[int, ...]] = field(default_factory=list)

@@ -8,8 +8,9 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from adaptsfl.deploy.roster import Roster
 from adaptsfl.deploy.service import Calls, NotNow
 from adaptsfl.deploy.sessions import Member, Session, Shapes
 from adaptsfl.deploy.status import Board, Status
-from adaptsfl.deploy.tensors import pack
+from adaptsfl.deploy.tensors import NoNumbers, pack
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import BadMessage, InvalidInput, TrainingDiverged
 from adaptsfl.latency import EDGE_SERVER
@@ -133,13 +134,13 @@ class Conductor:
 
     async def _give_layers(self, member: Member, block: OpenBlock) -> None:
         """Let a device begin with the block's layers; what it did in the block before it was lost counts no more."""
-        if self.round is not None and not self.round.closed:
-            self.round.arrivals.pop(member.number, None)
-        member.cut = block.cuts[member.number]
-        await self.compute(self.edge_model.admit, member.number, member.cut)
+        if self.round is not None:
+            self.round.leave_out(member.number)
         for lost in (block.trained, block.delivered, block.delivered_for):
             lost.discard(member.number)
-        member.answered, member.attempt = None, block.attempt
+        member.cut, member.answered = block.cuts[member.number], None
+        await self.compute(self.edge_model.admit, member.number, member.cut)
+        member.attempt = block.attempt
 
     def _send_plan(self, session: Session, block: OpenBlock) -> None:
         plan = wire.Plan(
@@ -157,22 +158,45 @@ class Conductor:
         session.stopped = True
         session.send(wire.ToDevice(stop=wire.Stop(reason=self.over, done=True)))
 
+    @contextmanager
+    def blaming(self, block: OpenBlock, member: Member) -> Iterator[None]:
+        """Remember that what a device sent came to no numbers, if it does."""
+        try:
+            yield
+        except NoNumbers:
+            self.blame(block, member)
+            raise
+
+    def blame(self, block: OpenBlock, member: Member) -> None:
+        """Remember that what a device did came to no numbers: if that happens to most, it is the model."""
+        block.spoilt.add(member.number)
+        spoilt, devices = len(block.spoilt), max(len(block.members), len(self.roster.here()))
+        if 2 * spoilt > devices and (spoilt > 1 or self.terms.devices == 1):
+            what = f"round {self.progress.rounds + 1}: what {spoilt} of {devices} devices sent came to no numbers"
+            remedy = "Lower training.learning_rate, and begin anew in an empty folder"
+            self.roster.give_up(TrainingDiverged(f"{what}, so it is the model. {remedy}"))
+
     # --- conducting ---
 
     async def run(self) -> str:
         """Train until the recipe's end; return what ended it."""
         if self._resume():
             self.say("this run is over already")
-            await self._say_goodbye(self.roster.by_number)
+            await self._say_goodbye(self.roster.by_number, self._how_it_ended())
             return self.ended_by
         self._write_run("running")
-        self._began = time.monotonic()
         await self._wait_for_start()
+        self._began = time.monotonic()
         to_fed = await self.fed.patiently(lambda: measure_link(self.fed.calls))
         self.measured.server_link(ALL, to_fed_bps=to_fed.uplink, from_fed_bps=to_fed.downlink)
         self._noted = time.perf_counter()
-        while not self.ended_by:
-            await self._block()
+        try:
+            while not self.ended_by:
+                await self._block()
+        except TrainingDiverged as error:
+            self.block = None
+            await self._say_goodbye(self.roster.here(), f"it makes no sense any more: {error}")
+            raise
         await self._finish()
         return self.ended_by
 
@@ -185,7 +209,7 @@ class Conductor:
             if here >= self.roster.quorum and (here >= able or time.monotonic() >= deadline):
                 return
             self.roster.wait_for(f"devices: {here} of {self.terms.devices} are here")
-            await self.roster.change(deadline - time.monotonic() if here >= self.roster.quorum else None)
+            await self.roster.change(deadline - time.monotonic() if here >= self.roster.quorum else math.inf)
 
     async def _block(self) -> None:
         """One block of rounds under one plan, and the averaging at its end."""
@@ -269,19 +293,16 @@ class Conductor:
                 break
             except Spoilt as error:
                 current.closed = False
-                if 2 * len(error.devices) > len(present) > 1:
-                    raise TrainingDiverged(
-                        f"round {number}: the loss of {len(error.devices)} of {len(present)} devices is no number, so "
-                        "it is the model. Lower training.learning_rate, and begin anew in an empty folder"
-                    ) from None
-                for device in error.devices:
-                    del current.arrivals[device]
-                    session = self.roster.by_number[device].session
-                    if session is not None:
-                        session.close(BadMessage("activations came that lead to no numbers"))
+                for device in {*error.devices, *current.lost}:
+                    current.arrivals.pop(device, None)
+                for member in [self.roster.by_number[device] for device in error.devices]:
+                    self.blame(block, member)
+                    if member.session is not None:
+                        member.session.close(BadMessage("activations came that lead to no numbers"))
+                self.roster.check()
         self.progress.rounds = number
         self.round = Round(number + 1) if number < block.last_round else None
-        block.trained = set(present)
+        block.trained = {device for device in present if self.roster.by_number[device].attempt == block.attempt}
         for device, gradient in zip(present, gradients, strict=True):
             self._answer(block, self.roster.by_number[device], number, gradient)
         took = time.perf_counter() - began
@@ -303,8 +324,13 @@ class Conductor:
             member.session.send(wire.ToDevice(gradients=header), data)
 
     async def _arrivals(self, block: OpenBlock, current: Round) -> bool:
-        """Wait until all who are there have sent (return True), or the deadline has passed and enough have."""
+        """Wait until all who are there have sent, or the deadline has passed and enough have.
+
+        Returns whether everybody who was waited for has sent: then what has passed since the last activations came is
+        the server's own time.
+        """
         deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
+        awaited: set[int] = set()
         while True:
             missing = [m for m in self.roster.here() if m.attempt == block.attempt and m.number not in current.arrivals]
             waiting = [m for m in missing if not m.late]
@@ -314,10 +340,11 @@ class Conductor:
                     self.say(f"round {current.number} goes on without {', '.join(m.name for m in waiting)}")
                 for member in waiting:
                     member.late = True
-                return not waiting
+                return not waiting and awaited <= set(current.arrivals)
+            awaited |= {m.number for m in waiting}
             if not missing:
                 self.roster.wait_for(f"devices: {len(current.arrivals)} of {self.roster.quorum} that are needed")
-            await self.roster.change(max(0.0, deadline - time.monotonic()) if enough else None)
+            await self.roster.change(max(0.0, deadline - time.monotonic()) if enough else math.inf)
 
     async def _close(self, block: OpenBlock) -> None:
         """Have all copies averaged; note where we are."""
@@ -327,15 +354,15 @@ class Conductor:
         self.progress.blocks, self.progress.seconds = block.number, self._elapsed()
         self.journal.note(self.accounts.record_of(block, self.progress.seconds))
         self._noted = time.perf_counter()
-        self.ended_by = self._end()
+        self.ended_by = self.progress.ended_by = self._end()
         self._common_at_close = self.edge_model.common_states()
         self.journal.save(self.progress, self._common_at_close)
 
     async def _finish(self) -> None:
         """Evaluate once more, put the model together, and send everybody home."""
         common, version = self._common_at_close, self.progress.version
-        if self.progress.evaluated_at < self.progress.rounds:
-            await self.roster.enough()
+        untested = self.progress.evaluated_at < self.progress.rounds
+        if untested and await self.roster.enough(self.recipe.deploy.start_deadline_s):
             block = await self._open(0, evaluate=True)
             deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
             while (left := deadline - time.monotonic()) > 0 and self._untested(block):
@@ -348,11 +375,14 @@ class Conductor:
         except NotNow as error:
             raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
         self._write_run("done")
-        await self._say_goodbye([member for member in self.roster.by_number if member.samples])
+        await self._say_goodbye([member for member in self.roster.by_number if member.samples], self._how_it_ended())
 
-    async def _say_goodbye(self, members: Sequence[Member]) -> None:
+    def _how_it_ended(self) -> str:
+        return f"{self.ended_by}, {self.progress.rounds} rounds"
+
+    async def _say_goodbye(self, members: Sequence[Member], why: str) -> None:
         """Tell devices that the run is over, also those that are away for a moment."""
-        self.over = f"the run is over ({self.ended_by}, {self.progress.rounds} rounds)"
+        self.over = f"the run is over ({why})"
         for member in self.roster.here():
             if member.session is not None:
                 self.send_home(member.session)
@@ -422,9 +452,8 @@ class Conductor:
             self.progress, states = found
             self._before_s = self.progress.seconds
             self.edge_model.load_common(states, self.progress.deepest)
-            self.ended_by = self._end()
+            self.ended_by = self.progress.ended_by or self._end()
             if self.journal.done:
-                self.ended_by = self.ended_by or "target"
                 return True
             self.say(f"going on after round {self.progress.rounds}")
         self._common_at_close = self.edge_model.common_states()
@@ -454,15 +483,20 @@ class Conductor:
 
     def _tell_of_round(self, block: OpenBlock, phases: dict[str, float], round_s: float) -> None:
         predicted = sum(block.predicted[phase] for phase in phases)
+        before, members = self.board.status, self.roster.by_number
+        sent, received = (sum(getattr(m, name) for m in members) for name in ("sent_bytes", "received_bytes"))
         self.board.update(
+            sent_bytes=sent,
+            received_bytes=received,
+            sent_bps=8 * (sent - before.sent_bytes) / max(round_s, 1e-9),
+            received_bps=8 * (received - before.received_bytes) / max(round_s, 1e-9),
             round=self.progress.rounds,
             round_s=round_s,
             predicted_round_s=predicted,
             phases=tuple((phase, block.predicted[phase], seconds) for phase, seconds in phases.items()),
             waiting_for="",
         )
-        for member in self.roster.by_number:
-            self.roster.tell_of(member)
+        self.roster.tell_of(*members)
 
     # --- small things ---
 

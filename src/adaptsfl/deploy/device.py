@@ -27,7 +27,7 @@ from adaptsfl.deploy.service import OPTIONS, Calls
 from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
 from adaptsfl.deploy.terms import PROTOCOL, Terms
 from adaptsfl.deploy.transfer import Incoming, chunks
-from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, first_line
+from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, TrainingDiverged, first_line
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import run
 from adaptsfl.training.reference import Device
@@ -143,9 +143,10 @@ class DeviceParty:
             except asyncio.InvalidStateError:  # the connection was lost while we wrote; reading tells why
                 await _read_to_end(stream)
                 return None
-            except (BadMessage, InvalidInput, NotWritten) as error:
+            except (BadMessage, InvalidInput, NotWritten, TrainingDiverged) as error:
+                failure = wire.Failure(reason=str(error)[:500], diverged=isinstance(error, TrainingDiverged))
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await stream.write(wire.FromDevice(failure=wire.Failure(reason=str(error)[:500])))
+                    await stream.write(wire.FromDevice(failure=failure))
                     await stream.done_writing()
                     await _read_to_end(stream)  # else it might end before that was sent
                 raise
@@ -305,6 +306,10 @@ class DeviceParty:
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
         states = {number: layer.state() for number, layer in enumerate(held.device.layers, start=1)}
+        try:
+            self.template.check(states)
+        except BadMessage as error:
+            raise TrainingDiverged(f"what this device has trained came to no numbers: {error}") from None
         moved = await self._delivered(FedClient(fed, self.template), attempt, states)
         if moved is None:
             return

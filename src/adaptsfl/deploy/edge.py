@@ -123,6 +123,7 @@ class EdgeServer(Service):
             member.session.close(NotNow(f"{name} has connected anew"))
         # Nothing is sent to a device, and nobody waits for it, before it is ready.
         member.newest, member.session, member.gave_up = session, None, False
+        self.roster.wake()
         if self.conductor.over:
             self.conductor.send_home(session)
         welcome = wire.Welcome(number=member.number, settings=self.conductor.terms.to_json())
@@ -170,13 +171,15 @@ class EdgeServer(Service):
             member.late = False  # it is slow, but there
             return
         conductor.shapes.check(told, member.cut)
-        arrival = await session.receive(told, conductor.shapes, requests)
+        with conductor.blaming(block, member):
+            arrival = await session.receive(told, conductor.shapes, requests)
         if conductor.block is not block or member.session is not session or member.attempt != block.attempt:
             return  # the block was closed meanwhile, or the device has connected anew and sends it again
         bits = 8 * size_of(told.tensor.shape, told.tensor.dtype)
         conductor.measured.device(member.number, bits, uplink_bps=arrival.bps, downlink_bps=told.downlink)
         if told.evaluation:
-            await self._test(session, arrival)
+            with conductor.blaming(block, member):
+                await self._test(session, arrival)
             return
         if not block.first_round <= told.round <= block.last_round:
             raise BadMessage(
@@ -209,7 +212,8 @@ class EdgeServer(Service):
     def _take_delivered(self, session: Session, delivered: wire.Delivered) -> None:
         member, block = session.member, self.conductor.block
         session.idle()
-        if block is not None and block.closing and delivered.attempt == block.attempt == member.attempt:
+        current = member.session is session and delivered.attempt == member.attempt
+        if block is not None and block.closing and current and member.attempt == block.attempt:
             self.conductor.averaging.take_delivered(member.number, block, delivered)
 
     async def _test(self, session: Session, arrival: Arrival) -> None:
@@ -219,7 +223,7 @@ class EdgeServer(Service):
         if tests is None:
             session.idle()
             return
-        batches = tests.batches.setdefault(member.number, told.evaluation_batches)
+        batches = tests.announced(member.number, told.evaluation_batches)
         if told.round >= batches:
             raise BadMessage(f"test samples {told.round} came of {batches} that were announced")
         evaluate = conductor.edge_model.evaluate
@@ -232,6 +236,9 @@ class EdgeServer(Service):
         member = session.member
         member.last_error, member.gave_up = printable(failure.reason), True
         self.say(f"{member.name} gave up: {member.last_error}")
+        block = self.conductor.block
+        if failure.diverged and block is not None and member.attempt == block.attempt:
+            self.conductor.blame(block, member)
         session.close()
 
 

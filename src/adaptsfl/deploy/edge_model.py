@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adaptsfl.deploy.layers_file import LayerStates, Template
-from adaptsfl.errors import BadMessage
+from adaptsfl.deploy.layers_file import LARGEST, LayerStates, Template
+from adaptsfl.deploy.tensors import NoNumbers
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import Layer, run
 from adaptsfl.training.reference import EdgeServer
@@ -22,7 +22,8 @@ from adaptsfl.training.settings import Statistics, sample_cross_entropy
 # A loss so many times the others' says nothing about the model; one step after it would leave nothing of what was
 # learned. Labels that are hard for a while, or rare, are far below.
 ABSURD = 1e3
-LARGEST_GRADIENT = 1e9  # before an update of layers that all devices share
+# Before an update of layers that all devices share. Adam keeps squares, and the fed server takes numbers up to 1e9.
+LARGEST_GRADIENT = 3e4
 
 
 class Spoilt(Exception):
@@ -96,7 +97,7 @@ class EdgeModel:
         kept = [buffer.clone() for buffer in _buffers(self.server.common)]
         losses = self.server.forward(present, [labels[device] for device in present], weights)
         gradients: list[Tensor] = []
-        spoilt = self._absurd(present, losses.tolist())
+        spoilt = self._absurd(present, losses.tolist()) or self._swollen(present, kept)
         if not spoilt:
             gradients = self.server.backward()
             spoilt = [device for device, gradient in zip(present, gradients, strict=True) if not _bounded(gradient)]
@@ -105,9 +106,9 @@ class EdgeModel:
         if spoilt:
             _restore(self.server.common, kept)
             for device in present:
+                activations, buffers = self._sent[device]
+                _restore(self.server.non_common[device], buffers)
                 if device not in spoilt:  # the others are trained in a second try, for which their graphs are needed
-                    activations, buffers = self._sent[device]
-                    _restore(self.server.non_common[device], buffers)
                     self.receive(device, activations.detach())
             raise Spoilt(spoilt)
         self.server.update()
@@ -127,7 +128,7 @@ class EdgeModel:
         right = int((outputs.argmax(1) == flat).sum())
         loss = float(functional.cross_entropy(outputs, flat, reduction="sum"))
         if not math.isfinite(loss):
-            raise BadMessage("test samples came that lead to no numbers")
+            raise NoNumbers("test samples came that lead to no numbers")
         return right, loss, len(flat)
 
     def _absurd(self, present: Sequence[int], losses: Sequence[float]) -> list[int]:
@@ -135,6 +136,11 @@ class EdgeModel:
         finite = [loss for loss in losses if math.isfinite(loss)]
         limit = ABSURD * max(1.0, median(finite)) if len(finite) > 2 else math.inf
         return [device for device, loss in zip(present, losses, strict=True) if not (loss < math.inf and loss <= limit)]
+
+    def _swollen(self, present: Sequence[int], common: Sequence[Tensor]) -> list[int]:
+        """Return whose activations drove running statistics beyond reason: batch-norm hides that from the loss."""
+        own = [device for device in present if _grown(self._sent[device][1], self.server.non_common[device])]
+        return own or ([self._largest(present)] if _grown(common, self.server.common) else [])
 
     def _largest(self, present: Sequence[int]) -> int:
         """Return who sent the largest activations."""
@@ -145,15 +151,21 @@ def _buffers(layers: Sequence[Layer]) -> list[Tensor]:
     return [buffer for layer in layers for buffer in layer.piece.buffers()]
 
 
+def _grown(before: Sequence[Tensor], layers: Sequence[Layer]) -> bool:
+    """Whether a buffer has changed and is out of bounds now; some, such as masks, have large numbers on purpose."""
+    after = _buffers(layers)
+    return any(not torch.equal(old, new) and not _bounded(new, LARGEST) for old, new in zip(before, after, strict=True))
+
+
 def _restore(layers: Sequence[Layer], values: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for buffer, value in zip(_buffers(layers), values, strict=True):
             buffer.copy_(value)
 
 
-def _bounded(gradient: Tensor) -> bool:
+def _bounded(tensor: Tensor, most: float = LARGEST_GRADIENT) -> bool:
     """Whether all numbers are within reason, which NaN is not; without a copy of them."""
-    return not gradient.numel() or all(abs(float(end)) <= LARGEST_GRADIENT for end in gradient.aminmax())
+    return not tensor.numel() or all(abs(float(end)) <= most for end in tensor.aminmax())
 
 
 def _set_mode(layers: Sequence[Layer], *, training: bool) -> None:

@@ -31,7 +31,8 @@ class Progress:
         version: of the averaged layers at the fed server.
         deepest: L_c, above which layers are common.
         evaluated_at: the last round after which the model was evaluated.
-        seconds: since the run began, without the time in which the server was down.
+        seconds: since the run began, without the time in which the server was down or waited for the first devices.
+        ended_by: what ended it; empty while it goes on.
     """
 
     rounds: int = 0
@@ -40,6 +41,7 @@ class Progress:
     deepest: int = 0
     evaluated_at: int = 0
     seconds: float = 0.0
+    ended_by: str = ""
 
 
 class Journal:

@@ -99,9 +99,13 @@ class Template:
         wanted = list(layers)
         if sorted(states) != wanted:
             raise BadMessage(f"layers {sorted(states)[:20]} came, {wanted} were expected")
+        self.check(states)
+        return states
+
+    def check(self, states: LayerStates) -> None:
+        """Refuse layers that look otherwise than the model's, or hold numbers that cannot be."""
         for number, state in states.items():
             self._check(number, state)
-        return states
 
     def _check(self, number: int, state: LayerState) -> None:
         shapes, optional = self._shapes[number - 1], self._optional[number - 1]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -56,7 +57,6 @@ class MeasuredFleet:
         travelling = TRAVELLING[settings.name] if settings.at_averaging == "average" else 1
         self.nominal = dataclasses.replace(nominal, client_model_bits=nominal.client_model_bits * travelling)
         self.devices: dict[int, dict[str, Moving]] = {}
-        self.memory: dict[int, float] = {}
         self.server = {name: Moving(FASTEST) for name in SERVER_RATES}
         self._shares: dict[int, tuple[FloatArray, FloatArray]] = {}  # by device: of every layer, forward and backward
 
@@ -68,6 +68,7 @@ class MeasuredFleet:
                 raise BadMessage("a device measured its layers in another number, or in seconds that cannot be")
         forward, backward = (np.maximum(seconds, 1e-9) for seconds in times)
         self._shares[number] = forward / forward.sum(), backward / forward.sum()
+        self.__dict__.pop("costs", None)
         flops = self.batch_size * self.nominal.forward_flops[-1] / forward.sum()
         known = self.devices.setdefault(number, {name: Moving(FASTEST) for name in RATES})
         known["flops"].add(float(flops))
@@ -80,12 +81,6 @@ class MeasuredFleet:
             fed_uplink_bps=rates.fed_uplink,
             fed_downlink_bps=rates.fed_downlink,
         )
-        if told.memory_bytes:
-            needed = 0.0 if self.nominal.memory_bytes is None else float(self.nominal.memory_bytes.min())
-            if told.memory_bytes < needed:  # else no plan would suit everybody, and the run would end
-                have = f"{told.memory_bytes / 1e6:.3f} MB"
-                raise BadMessage(f"a device has {have} of memory, and the shallowest cut needs {needed / 1e6:.3f} MB")
-            self.memory[number] = float(told.memory_bytes)
 
     def device(self, number: int, bits: float, **rates: float) -> None:
         """Take in bits per second of a device's links, by their names in `RATES`, measured with so many bits."""
@@ -111,9 +106,9 @@ class MeasuredFleet:
         if work > 0 and seconds > 0:
             self.server["flops"].add(work / seconds)
 
-    @property
+    @cached_property
     def costs(self) -> CutCosts:
-        """What every cut costs, with work as devices measured it."""
+        """What every cut costs, with work as devices measured it; worked out anew when one has joined."""
         if not self._shares:
             return self.nominal
         total = self.nominal.forward_flops[-1]
@@ -125,8 +120,5 @@ class MeasuredFleet:
     def fleet(self, numbers: Sequence[int]) -> Fleet:
         """Return some of the devices as the planner sees them."""
         rates = {name: np.array([self.devices[number][name].rate for number in numbers]) for name in RATES}
-        memory = None
-        if self.memory:
-            memory = np.array([self.memory.get(number, np.inf) for number in numbers])
         server = Server(**{name: moving.rate for name, moving in self.server.items()})
-        return Fleet(**rates, server=server, memory_bytes=memory, names=tuple(self.names[number] for number in numbers))
+        return Fleet(**rates, server=server, names=tuple(self.names[number] for number in numbers))

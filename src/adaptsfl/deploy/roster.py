@@ -1,7 +1,11 @@
 """The devices of a run as the edge server knows them: who is here, whether they are enough, what people see of them."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from adaptsfl.deploy.resources import MeasuredFleet
 from adaptsfl.deploy.service import NotNow
@@ -39,31 +43,46 @@ class Roster:
         self.by_number = list(self.members.values())
         self.quorum, self.by_size, self.measured, self.board, self.say = quorum, by_size, measured, board, say
         self._changed = asyncio.Event()
-        for member in self.by_number:
-            self.tell_of(member)
+        self._error: Exception | None = None
+        self.tell_of(*self.by_number)
 
     def here(self) -> list[Member]:
         """Return the devices that are connected and ready, in the order of the fleet."""
-        return [member for member in self.by_number if member.session is not None]
+        return [member for member in self.by_number if member.session is not None and not member.session.closed]
 
-    async def enough(self) -> None:
-        """Wait until enough devices are here."""
+    async def enough(self, patience_s: float = math.inf) -> bool:
+        """Wait until enough devices are here; return whether they are after so many seconds."""
+        deadline = time.monotonic() + patience_s
         while len(self.here()) < self.quorum:
+            if time.monotonic() >= deadline:
+                return False
             self.wait_for(f"devices: {len(self.here())} of {self.quorum} that are needed")
-            await self.change(None)
+            await self.change(deadline - time.monotonic())
+        return True
+
+    def give_up(self, error: Exception) -> None:
+        """Let whoever waits for a change raise this."""
+        self._error = error
+        self.wake()
 
     def wake(self) -> None:
         """Let whoever waits for a change look again."""
         self._changed.set()
 
-    async def change(self, timeout: float | None) -> bool:
+    async def change(self, timeout: float) -> bool:
         """Wait until something has happened; return whether it did before the time was over."""
+        self.check()
         self._changed.clear()
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
-        except TimeoutError:
-            return False
-        return True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), None if timeout == math.inf else timeout)
+        self.check()
+        return self._changed.is_set()
+
+    def check(self) -> None:
+        """Raise what was given up with, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def weight(self, device: int) -> float:
         """Return how much a device counts."""
@@ -80,21 +99,23 @@ class Roster:
             member.session.close(NotNow(f"{member.name} is shut out: {member.last_error}"))
         self.tell_of(member)
 
-    def tell_of(self, member: Member) -> None:
-        """Let people see how a device is."""
+    def tell_of(self, *members: Member) -> None:
+        """Let people see how devices are."""
+        self.board.update_devices({member.name: self._told(member) for member in members})
+
+    def _told(self, member: Member) -> dict[str, Any]:
         state = "quarantined" if member.quarantined else "away" if member.session is None else "waiting"
         known = self.measured.devices.get(member.number)
         rates = {} if known is None else {name: known[name].rate for name in ("uplink_bps", "downlink_bps")}
-        self.board.update_device(
-            member.name,
-            state=state,
-            cut=member.cut or None,
-            round=member.last_round,
-            rounds=member.rounds,
-            violations=member.violations,
-            last_error=member.last_error,
+        return {
+            "state": state,
+            "cut": member.cut or None,
+            "round": member.last_round,
+            "rounds": member.rounds,
+            "violations": member.violations,
+            "last_error": member.last_error,
             **rates,
-        )
+        }
 
     def wait_for(self, what: str) -> None:
         """Let people see what is being waited for."""

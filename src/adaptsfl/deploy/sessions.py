@@ -46,6 +46,7 @@ class Member:
         gave_up: it said that it cannot go on.
         told: it knows that the run is over.
         undelivered: how often in a row its layers did not get to the fed server.
+        sent_bytes, received_bytes: tensors to and from it, since the server was started.
         late: whether the last round went on without it; nobody waits for it until it sends again.
     """
 
@@ -66,6 +67,8 @@ class Member:
     told: bool = False
     last_round: int = 0
     rounds: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
     last_error: str = ""
     joins: Pace = field(default_factory=lambda: Pace(JOINS_PER_MINUTE))
 
@@ -160,8 +163,6 @@ class Session:
         self._unread_tensors = self._idle = 0
         self._closed = False
         self._error: BaseException | None = None
-        self.sent_bytes = 0
-        self.received_bytes = 0
 
     def send(self, message: wire.ToDevice, data: memoryview | None = None) -> None:
         """Send a message, and the bytes that belong to it behind it."""
@@ -182,6 +183,11 @@ class Session:
         self._closed = True
         self._queue.put_nowait(None)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was ended from here; the device may not have heard of it yet."""
+        return self._closed
+
     def idle(self) -> None:
         """Take note of a message that leads to nothing: some do where devices are late, endless ones do not."""
         self._idle += 1
@@ -200,7 +206,7 @@ class Session:
             if data is not None:
                 for chunk in chunks(data):
                     yield chunk
-                self.sent_bytes += len(data)
+                self.member.sent_bytes += len(data)
                 self._unread_tensors -= 1
         if self._error is not None:
             raise self._error
@@ -236,5 +242,5 @@ class Session:
             if message.WhichOneof("kind") != "chunk":
                 raise BadMessage(f"{message.WhichOneof('kind') or 'nothing'} came amid the bytes of a tensor")
             incoming.add(message.chunk)
-            self.received_bytes += len(message.chunk)
+            self.member.received_bytes += len(message.chunk)
         return incoming

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -107,9 +108,14 @@ class Board:
 
     def update_device(self, name: str, **changes: Any) -> None:
         """Replace fields of a device's `DeviceStatus`; a device that is not on the board yet is put there."""
+        self.update_devices({name: changes})
+
+    def update_devices(self, changes: Mapping[str, dict[str, Any]]) -> None:
+        """Replace fields of several devices, by name."""
         with self._writing:
             devices = {device.name: device for device in self._status.devices}
-            devices[name] = _changed(devices.get(name) or DeviceStatus(name), changes)
+            for name, fields in changes.items():
+                devices[name] = _changed(devices.get(name) or DeviceStatus(name), fields)
             self._status = dataclasses.replace(self._status, devices=tuple(devices.values()))
 
     def add_loss(self, round: int, loss: float) -> None:

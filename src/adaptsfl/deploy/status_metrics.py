@@ -46,8 +46,8 @@ def _of_run(status: Status) -> Iterator[Metric]:
     yield _gauge("accuracy_ratio", "Test accuracy at the last evaluation, 0 to 1.", _last(status.evaluations))
     yield _gauge("round_seconds", "One round as measured, smoothed.", status.round_s)
     yield _gauge("predicted_round_seconds", "One round as predicted.", status.predicted_round_s)
-    yield _counter("received_bytes", "Received from devices and fed server.", [((), status.received_bytes)])
-    yield _counter("sent_bytes", "Sent to devices and fed server.", [((), status.sent_bytes)])
+    yield _counter("received_bytes", "Tensors received from devices.", [((), status.received_bytes)])
+    yield _counter("sent_bytes", "Tensors sent to devices.", [((), status.sent_bytes)])
 
 
 def _of_devices(devices: Sequence[DeviceStatus]) -> Iterator[Metric]:

@@ -77,18 +77,16 @@ class Welcome(_message.Message):
     def __init__(self, number: _Optional[int] = ..., settings: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("samples", "forward_s", "backward_s", "rates", "memory_bytes")
+    __slots__ = ("samples", "forward_s", "backward_s", "rates")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     samples: int
     forward_s: _containers.RepeatedScalarFieldContainer[float]
     backward_s: _containers.RepeatedScalarFieldContainer[float]
     rates: Rates
-    memory_bytes: int
-    def __init__(self, samples: _Optional[int] = ..., forward_s: _Optional[_Iterable[float]] = ..., backward_s: _Optional[_Iterable[float]] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, samples: _Optional[int] = ..., forward_s: _Optional[_Iterable[float]] = ..., backward_s: _Optional[_Iterable[float]] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ...) -> None: ...
 
 class Rates(_message.Message):
     __slots__ = ("uplink", "downlink", "fed_uplink", "fed_downlink")
@@ -171,10 +169,12 @@ class Delivered(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "diverged")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    diverged: bool
+    def __init__(self, reason: _Optional[str] = ..., diverged: _Optional[bool] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("reason", "done")
