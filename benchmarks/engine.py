@@ -235,6 +235,7 @@ COLUMNS = (
     "model",
     "N",
     "L_c",
+    "repeats",
     "floor",
     "engine / floor",
     "I = 1 / floor",
@@ -255,6 +256,7 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
         row["model"],
         str(row["devices"]),
         str(row["deepest"]),
+        str(row["repeats"]),
         f"{seconds['floor']:.3g} s",
         *(f"{seconds[name] / seconds['floor']:.2f}" for name in ("engine", "engine, I = 1", "reference", "SplitFed")),
         f"{seconds['SplitFed'] / seconds['engine']:.2f}",
@@ -270,8 +272,9 @@ def page(lines: list[tuple[str, ...]], threads: int) -> str:
     return f"""# The training engine against plain loops and against the floor
 
 Written by `python benchmarks/engine.py`, which says what is measured; every number is in engine.json. Batches of
-{BATCH_SIZE} samples per device, float32, CPU seconds over {threads} threads, the least of each way's repeats. ResNet-18
-has group-norm, so that every way computes the same.
+{BATCH_SIZE} samples per device, float32, CPU seconds over {threads} threads, the least of each way's repeats; where
+there is one, it is one round after a warm-up with two devices, so a ratio may be off by a tenth. ResNet-18 has
+group-norm, so that every way computes the same.
 
 {table}
 """

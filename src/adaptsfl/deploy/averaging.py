@@ -6,6 +6,7 @@ Whoever is lost on the way, device or fed server, it is done in the end, by all 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.accounts import Accounts
@@ -46,7 +47,7 @@ class Averaging:
         block.closing = True
         self._ask_to_deliver(block)
         while True:
-            await self._deliveries(block)
+            await asyncio.gather(self._deliveries(block), self._deliver_early(block))
             self.accounts.note_deliveries(block)
             devices, forgotten = set(block.delivered), block.forgotten
             try:
@@ -111,6 +112,11 @@ class Averaging:
                 await self.open_again(block)  # perhaps it is the fed server that keeps them waiting
                 patience = min(2 * patience, LONGEST_WAIT_S)
 
+    async def _deliver_early(self, block: OpenBlock) -> None:
+        """Take the edge server's part of the layers there while devices bring theirs; what fails is done after them."""
+        with suppress(NotNow):
+            await self._deliver_all_own(block, set(block.trained))
+
     async def _deliver_all_own(self, block: OpenBlock, devices: set[int]) -> None:
         """Take these devices' layers above their cuts to the fed server, some at once; wait for all, whatever fails."""
         own, turns = sorted(devices - block.delivered_for), asyncio.Semaphore(AT_ONCE)
@@ -143,6 +149,7 @@ class Averaging:
         member.attempt = 0
         if member.session is not None:
             member.session.close(error)
+        self.roster.wake()
 
     async def _average(self, block: OpenBlock, devices: Collection[int]) -> wire.Closed:
         weights = {self.roster.by_number[k].name: self.roster.weight(k) for k in sorted(devices)}
