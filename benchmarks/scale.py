@@ -10,11 +10,11 @@
     python benchmarks/scale.py --devices 4 8 --ranked 4 --repeats 1 --out /tmp/scale   # does it work?
     python benchmarks/scale.py --width 1 --devices 4 20 --ranked 20                  # the full VGG-16
 
-Every case has processes of its own that take turns, after a first turn each that does not count; with few devices a
-turn is several rounds. Times are those of a clock on the wall, the least of all rounds; CPU seconds are beside them in
-the JSON: where they are far apart, the machine was busy. Rounds are timed without averaging, which is timed by itself:
-the mean of all copies, and the copying after it. Mini-batches are 20 random ones in turn, so that memory is that of
-training, not of data.
+Every case has processes of its own that take turns, after a first round each that does not count; a turn is as many
+rounds as it takes to train as many devices as the largest case has. Times are those of a clock on the wall, the mean of
+a turn's rounds, the least of all turns; CPU seconds are beside them: where they are far apart, the machine was busy.
+Rounds are timed without averaging, which is timed by itself: the mean of all copies, and the copying after it.
+Mini-batches are 20 random ones in turn, so that memory is that of training, not of data.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -185,29 +186,30 @@ class Case:
 
 
 def in_turns(cases: Sequence[Case], repeats: int) -> list[dict[str, Any]]:
-    """Return the least seconds of every case's rounds and averagings, its CPU seconds per round, and its memory."""
-    rounds: list[list[float]] = [[] for _ in cases]
-    averagings: list[list[float]] = [[] for _ in cases]
-    cpu: list[list[float]] = [[] for _ in cases]
+    """Return the seconds of every case's rounds and averagings, its CPU seconds per round, and its memory.
+
+    A turn has as many rounds as it takes for all cases to train equally many devices, and its mean counts: the least
+    of many short rounds would be less than the least of a few long ones.
+    """
+    turns: list[list[tuple[float, float, float]]] = [[] for _ in cases]
+    trained = max(TURN_DEVICES, *(case.devices for case in cases))
     for repeat in range(repeats + 1):
         for k, case in enumerate(cases):
-            for _ in range(max(1, TURN_DEVICES // case.devices) if repeat else 1):
+            rounds = []
+            for _ in range(max(1, trained // case.devices) if repeat else 1):
                 before = sum(case.ask("cpu"))
                 seconds = case.slowest("round")
-                spent = sum(case.ask("cpu")) - before
-                averaging = case.slowest("average")
-                if repeat:  # the first is for warming up
-                    rounds[k].append(seconds)
-                    cpu[k].append(spent)
-                    averagings[k].append(averaging)
+                rounds.append((seconds, sum(case.ask("cpu")) - before, case.slowest("average")))
+            if repeat:  # the first is for warming up
+                turns[k].append((fmean(r[0] for r in rounds), fmean(r[1] for r in rounds), fmean(r[2] for r in rounds)))
     return [
         {
             "devices": case.devices,
-            "round_s": min(rounds[k]),
-            "cpu_s": min(cpu[k]),
-            "averaging_s": min(averagings[k]),
+            "round_s": min(turn[0] for turn in turns[k]),
+            "cpu_s": min(turn[1] for turn in turns[k]),
+            "averaging_s": min(turn[2] for turn in turns[k]),
             "memory_mib": max(case.ask("memory")),
-            "rounds_s": rounds[k],
+            "turns_s": [turn[0] for turn in turns[k]],
         }
         for k, case in enumerate(cases)
     ]
@@ -275,6 +277,7 @@ def device_section(alone: Sequence[dict[str, Any]]) -> Section:
         "devices",
         "round s",
         "ms per device",
+        "CPU ms per device",
         "against the fewest",
         "averaging ms",
         "peak MiB",
@@ -286,7 +289,8 @@ def device_section(alone: Sequence[dict[str, Any]]) -> Section:
     for row in alone:
         n, s = row["devices"], row["round_s"]
         kib = "–" if row is fewest else 1024 * added_mib(fewest, row)
-        rows.append([n, s, 1e3 * s / n, s / n / least, 1e3 * row["averaging_s"], row["memory_mib"], kib])
+        each = [1e3 * s / n, 1e3 * row["cpu_s"] / n, s / n / least]
+        rows.append([n, s, *each, 1e3 * row["averaging_s"], row["memory_mib"], kib])
     return "One process of one thread", columns, rows
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adaptsfl.config import Recipe, load_recipe
+from adaptsfl.deploy.conductor import Conductor
 from adaptsfl.deploy.device import DeviceParty
 from adaptsfl.deploy.edge import EdgeServer
 from adaptsfl.deploy.fed import FedServer
@@ -19,32 +20,11 @@ from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen,
 from adaptsfl.deploy.parties import CONNECTIONS
 from adaptsfl.deploy.service import OPTIONS, Calls, Service
 from adaptsfl.deploy.terms import Terms
+from deploy.deployed import PATIENCE_S
+from deploy.deployed import RECIPE as BY_PROCESSES
 
-PATIENCE_S = 300.0  # machines may be busy
-
-RECIPE = """
-name = "tiny"
-[model]
-name = "vgg_digits"
-options = { width = 0.25, norm = "group" }
-[training]
-batch_size = 8
-learning_rate = 0.05
-[data]
-name = "digits"
-[fleet]
-devices = 4
-[run]
-policies = ["deploy.scripted_policy:Scripted"]
-options = { "deploy.scripted_policy:Scripted" = { plans = [31234, 22222, 53142] } }
-rounds = 10
-evaluate_every = 5
-test_samples = 40
-[deploy]
-private_start = false
-round_deadline_s = 120.0
-start_deadline_s = 120.0
-"""
+# As processes have it, but shorter, and with a policy that this process can import.
+RECIPE = BY_PROCESSES.replace("scripted_policy:", "deploy.scripted_policy:").replace("rounds = 20", "rounds = 10")
 
 
 class Deployment:
@@ -65,9 +45,10 @@ class Deployment:
         self._servers = [grpc.aio.server(options=(*SERVER_OPTIONS, *OPTIONS, *CONNECTIONS)) for _ in range(2)]
         self.fed_address = await self._serve(self._servers[0], self.fed, "fed")
         self._to_fed = self.channel("edge", "fed")
-        self.edge = EdgeServer(self.recipe, self.folder / "edge", Calls(self._to_fed, "Fed"), say=self.lines.append)
+        to_fed, say = Calls(self._to_fed, "Fed"), self.lines.append
+        self.conductor = Conductor(self.recipe, self.folder / "edge", to_fed, say=say)
+        self.edge = EdgeServer(self.conductor)
         self.edge_address = await self._serve(self._servers[1], self.edge, "edge")
-        self.conductor = self.edge.conductor
         self.run = asyncio.create_task(self.conductor.run())
 
     async def _serve(self, server: grpc.aio.Server, service: Service, name: str) -> str:

@@ -109,7 +109,7 @@ async def house(folder: Path, *changes: str) -> AsyncIterator[House]:
     to_edge, to_fed = (f"127.0.0.1:{free_port()}" for _ in range(2))
     fed = FedServer(Terms.of(recipe), folder / "fed", said.append)
     async with open_channel(to_fed, "fed", None, Party("edge", "edge")) as channel:
-        edge = EdgeServer(recipe, folder / "edge", Calls(channel, "Fed"), say=said.append)
+        edge = EdgeServer(Conductor(recipe, folder / "edge", Calls(channel, "Fed"), say=said.append))
         servers = [await _served(fed, to_fed), await _served(edge, to_edge)]
         built = House(edge, (to_edge, to_fed), said)
         try:

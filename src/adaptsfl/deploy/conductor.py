@@ -53,10 +53,10 @@ class Conductor:
     Args:
         fed: the fed server.
         folder: for the record and the checkpoint.
-        board: what people see while it runs.
         say: called with what people may want to know.
 
     Attributes:
+        board: what people see while it runs.
         block, round, tests: under way; none between two blocks.
         ended_by: what ended the run; empty while it goes on.
         over: what devices are told once it has.
@@ -68,7 +68,6 @@ class Conductor:
         folder: Path,
         fed: Calls,
         *,
-        board: Board | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.say = say
@@ -88,7 +87,7 @@ class Conductor:
         self.journal = Journal(folder, self.terms)
         self.progress = Progress(deepest=self.terms.floor)
         planned = rounds_planned(self.terms.run, self.terms.batch_size)
-        self.board = board or Board(Status(recipe.name, time.time(), rounds_planned=planned))
+        self.board = Board(Status(recipe.name, time.time(), rounds_planned=planned))
         self.roster = Roster(
             self.terms.names,
             max(1, math.ceil(recipe.deploy.quorum * self.terms.devices)),

@@ -4,20 +4,17 @@ Whatever has no place ends the connection; what has one goes to the conductor, w
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
 from adaptsfl.checks import printable
-from adaptsfl.config import Recipe
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.conductor import Conductor
 from adaptsfl.deploy.identity import Party, require
-from adaptsfl.deploy.service import Calls, NotNow, Service, TooMuch
+from adaptsfl.deploy.service import NotNow, Service, TooMuch
 from adaptsfl.deploy.sessions import HELLO_S, MOST_SAMPLES, Arrival, Session
-from adaptsfl.deploy.status import Board
 from adaptsfl.deploy.tensors import size_of
 from adaptsfl.deploy.terms import PROTOCOL
 from adaptsfl.deploy.transfer import Chunk
@@ -25,26 +22,13 @@ from adaptsfl.errors import BadMessage
 
 
 class EdgeServer(Service):
-    """Answers the calls of service Edge.
-
-    Args:
-        recipe, folder, fed, board, say: as the conductor takes them.
-    """
+    """Answers the calls of service Edge, for a conductor."""
 
     service = "Edge"
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        folder: Path,
-        fed: Calls,
-        *,
-        board: Board | None = None,
-        say: Callable[[str], None] = lambda _text: None,
-    ) -> None:
-        super().__init__(say)
-        self.conductor = Conductor(recipe, folder, fed, board=board, say=say)
-        self.roster = self.conductor.roster
+    def __init__(self, conductor: Conductor) -> None:
+        super().__init__(conductor.say)
+        self.conductor, self.roster = conductor, conductor.roster
 
     async def train(
         self, requests: AsyncIterator[wire.FromDevice], context: Any

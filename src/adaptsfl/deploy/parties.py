@@ -16,6 +16,7 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 from adaptsfl.config import Recipe
+from adaptsfl.deploy.conductor import Conductor
 from adaptsfl.deploy.device import PATIENCE_S, DeviceParty
 from adaptsfl.deploy.edge import EdgeServer
 from adaptsfl.deploy.fed import FedServer
@@ -74,16 +75,16 @@ async def serve_edge(
 
     async def work() -> str:
         async with open_channel(fed, "fed", credentials, Party("edge", "edge"), (*OPTIONS, *RECONNECTING)) as channel:
-            edge = EdgeServer(recipe, folder, Calls(channel, "Fed"), say=say)
+            conductor = Conductor(recipe, folder, Calls(channel, "Fed"), say=say)
             status = None
             if status_port is not None:
-                status = serve_status(edge.conductor.board, port=status_port)
+                status = serve_status(conductor.board, port=status_port)
                 say(f"status on http://127.0.0.1:{status.port}")
             try:
-                async with _serving(edge, address, credentials, say):
-                    return await edge.conductor.run()
+                async with _serving(EdgeServer(conductor), address, credentials, say):
+                    return await conductor.run()
             finally:
-                edge.conductor.shut_down()
+                conductor.shut_down()
                 if status is not None:
                     status.close()
 
