@@ -52,7 +52,7 @@ class Averaging:
             devices, forgotten = set(block.delivered), block.forgotten
             try:
                 await self._deliver_all_own(block, devices)
-                if not devices <= block.delivered:
+                if not devices <= block.delivered & block.delivered_for:
                     continue  # one of them has lost its layers meanwhile, or the fed server has
                 block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
                 closed = await self._average(block, devices)

@@ -192,11 +192,11 @@ class Conductor:
         try:
             while not self.ended_by:
                 await self._block()
+            await self._finish()
         except TrainingDiverged as error:
             self.block = None
             await self._say_goodbye(self.roster.here(), f"it makes no sense any more: {error}")
             raise
-        await self._finish()
         return self.ended_by
 
     async def _wait_for_start(self) -> None:
@@ -313,7 +313,7 @@ class Conductor:
         self._tell_of_round(block, phases, round_s)
 
     def _answer(self, block: OpenBlock, member: Member, number: int, gradient: Tensor) -> None:
-        member.last_round, member.rounds = number, member.rounds + 1
+        member.last_round, member.rounds, member.strikes = number, member.rounds + 1, 0
         if member.attempt != block.attempt:
             return  # it has lost the layers that this is for
         tensor, data = pack(gradient, self.shapes.wire_dtype)
@@ -366,6 +366,7 @@ class Conductor:
             deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
             while (left := deadline - time.monotonic()) > 0 and self._untested(block):
                 await self.roster.change(left)
+            self.roster.check()  # before a model is written that makes no sense
             self._end_tests()
             self.block, block.over = None, True
         self.journal.flush()

@@ -69,7 +69,7 @@ class EdgeServer(Service):
             self.roster.send_away(member)
 
     def behaved(self, party: Party) -> None:
-        """Strikes end when activations come that are as they should be, not with any call."""
+        """Strikes end when a round was trained with what a device sent, not with any call."""
 
     def shut_out(self, party: Party) -> str:
         """Return why a device may not call any more; empty if it may."""
@@ -188,7 +188,6 @@ class EdgeServer(Service):
             session.send(wire.ToDevice(skip=wire.Skip(next_round=following)))
             return
         current.arrivals[member.number] = arrival
-        member.strikes = 0
         session.useful()
         await conductor.compute(conductor.edge_model.receive, member.number, arrival.activations)
         self.roster.wake()
