@@ -247,7 +247,7 @@ def test_test_samples_that_come_to_no_numbers_on_most_devices_end_the_run_and_th
             return super()._packed(activations * (NAN if self.testing else 1.0), labels)
 
     async def scenario() -> None:
-        async with deployed(tmp_path, None, THREE, SHORT, "deploy.quorum=0.3", recipe=planned(1222)) as here:
+        async with deployed(tmp_path, None, THREE, SHORT, recipe=planned(1222)) as here:
             devices = started(here, DeviceParty, Untestable, Untestable)
             with pytest.raises(TrainingDiverged, match="what 2 of 3 devices sent came to no numbers"):
                 await here.run

@@ -29,6 +29,7 @@ class Averaging:
     Args:
         own_layers: called with a device and its cut: its layers above the cut, which are with the edge server.
         deadline_s: after which those who have not delivered are not waited for, if the others are enough.
+        blame: called with a device whose layers came to no numbers.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Averaging:
         accounts: Accounts,
         own_layers: Callable[[int, int], Awaitable[LayerStates]],
         deadline_s: Callable[[], float],
+        blame: Callable[[OpenBlock, Member], None],
     ) -> None:
         self.roster, self.fed, self.accounts = roster, fed, accounts
-        self.own_layers, self.deadline_s = own_layers, deadline_s
+        self.own_layers, self.deadline_s, self.blame = own_layers, deadline_s, blame
 
     async def close(self, block: OpenBlock) -> int:
         """Have all copies delivered and averaged; return the new version of the layers."""
@@ -147,6 +149,7 @@ class Averaging:
         block.delivered.discard(member.number)
         block.delivered_for.discard(member.number)
         member.attempt = 0
+        self.blame(block, member)
         if member.session is not None:
             member.session.close(error)
         self.roster.wake()

@@ -104,6 +104,7 @@ class Conductor:
             self.accounts,
             own_layers=lambda device, cut: self.compute(self.edge_model.own_states, device, cut),
             deadline_s=lambda: self.recipe.deploy.round_deadline_s,
+            blame=self.blame,
         )
         self.block: OpenBlock | None = None
         self.round: Round | None = None
