@@ -65,7 +65,7 @@ class Averaging:
             if not closed.missing:
                 break
             if block.forgotten == forgotten:  # else it is the fed server that lost them, and they were asked again
-                self._blame(block, closed.missing)
+                self._accuse(block, closed.missing)
         block.over = True
         self._judge(block, devices)
         return int(closed.version)
@@ -158,7 +158,7 @@ class Averaging:
         weights = {self.roster.by_number[k].name: self.roster.weight(k) for k in sorted(devices)}
         return await self.fed.patiently(lambda: self.fed.close(block.attempt, weights))
 
-    def _blame(self, block: OpenBlock, names: Collection[str]) -> None:
+    def _accuse(self, block: OpenBlock, names: Collection[str]) -> None:
         """Send those away whose layers are not where they said, and ask the others again."""
         for member in [self.roster.members[name] for name in names if name in self.roster.members]:
             block.delivered.discard(member.number)

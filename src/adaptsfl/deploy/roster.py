@@ -10,7 +10,7 @@ from typing import Any
 from adaptsfl.deploy.resources import MeasuredFleet
 from adaptsfl.deploy.service import NotNow
 from adaptsfl.deploy.sessions import Member
-from adaptsfl.deploy.status import Board
+from adaptsfl.deploy.status import Board, State
 
 
 class Roster:
@@ -104,11 +104,10 @@ class Roster:
         self.board.update_devices({member.name: self._told(member) for member in members})
 
     def _told(self, member: Member) -> dict[str, Any]:
-        state = "quarantined" if member.quarantined else "away" if member.session is None else "waiting"
         known = self.measured.devices.get(member.number)
         rates = {} if known is None else {name: known[name].rate for name in ("uplink_bps", "downlink_bps")}
         return {
-            "state": state,
+            "state": _state(member),
             "cut": member.cut or None,
             "round": member.last_round,
             "rounds": member.rounds,
@@ -123,3 +122,14 @@ class Roster:
             self.board.update(waiting_for=what)
             if what != "the devices' layers":  # which is no news: they are asked for in every block
                 self.say(f"waiting for {what}")
+
+
+def _state(member: Member) -> State:
+    """Return how a device is, in a word; it trains once it has the layers of a block."""
+    if member.quarantined:
+        return "quarantined"
+    if member.session is None:
+        return "away"
+    if member.late:
+        return "late"
+    return "training" if member.attempt else "waiting"
