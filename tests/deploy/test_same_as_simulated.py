@@ -28,8 +28,9 @@ def simulated(folder: Path, *changes: str) -> tuple[dict[str, torch.Tensor], lis
         (),
         ('training.optimizer="momentum"', "training.learning_rate=0.02", 'data.weights="size"'),
         ('model.options={width=0.25,norm="batch"}',),
+        ('training.optimizer="adam"', "training.learning_rate=0.001"),
     ],
-    ids=["sgd", "momentum", "batch-norm"],
+    ids=["sgd", "momentum", "batch-norm", "adam"],
 )
 def test_weights_are_those_of_the_simulator(
     changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
