@@ -443,6 +443,7 @@ def test_people_see_how_much_has_come_and_gone(tmp_path: Path) -> None:
             assert 0 < status.sent_bytes <= 3 * 3 * shapes.size(2)
             assert status.received_bps > 0
             assert status.sent_bps > 0
+            assert all(device.forward_s and device.backward_s for device in status.devices)
 
     played(scenario())
 

@@ -484,15 +484,15 @@ class Conductor:
 
     def _tell_of_round(self, block: OpenBlock, phases: dict[str, float], round_s: float) -> None:
         predicted = sum(block.predicted[phase] for phase in phases)
-        before, members = self.board.status, self.roster.by_number
+        before, members, took = self.board.status, self.roster.by_number, max(round_s, 1e-9)
         sent, received = (sum(getattr(m, name) for m in members) for name in ("sent_bytes", "received_bytes"))
         self.board.update(
             sent_bytes=sent,
             received_bytes=received,
-            sent_bps=8 * (sent - before.sent_bytes) / max(round_s, 1e-9),
-            received_bps=8 * (received - before.received_bytes) / max(round_s, 1e-9),
+            sent_bps=_smoothed(before.sent_bps, 8 * (sent - before.sent_bytes) / took),
+            received_bps=_smoothed(before.received_bps, 8 * (received - before.received_bytes) / took),
             round=self.progress.rounds,
-            round_s=round_s,
+            round_s=_smoothed(before.round_s, round_s),
             predicted_round_s=predicted,
             phases=tuple((phase, block.predicted[phase], seconds) for phase, seconds in phases.items()),
             waiting_for="",
@@ -511,3 +511,8 @@ class Conductor:
         self.measured.server["flops"].add(
             self.terms.batch_size * self.measured.nominal.forward_flops[-1] / max(1e-9, sum(times.forward_s))
         )
+
+
+def _smoothed(before: float | None, now: float) -> float:
+    """Return what people are shown of something that is measured every round."""
+    return before + (now - before) / 10 if before else now

@@ -171,6 +171,7 @@ class EdgeServer(Service):
             )
         member.late = False
         conductor.measured.computed(member.number, member.cut, told.forward_s, told.backward_s)
+        member.forward_s, member.backward_s = told.forward_s, told.backward_s or member.backward_s
         if member.answered is not None and member.answered[0] == told.round:
             header, data = member.answered[1]  # it was trained, and the answer was lost on the way
             session.idle()

@@ -111,6 +111,8 @@ class Roster:
             "cut": member.cut or None,
             "round": member.last_round,
             "rounds": member.rounds,
+            "forward_s": member.forward_s,
+            "backward_s": member.backward_s,
             "violations": member.violations,
             "last_error": member.last_error,
             **rates,

@@ -46,6 +46,7 @@ class Member:
         gave_up: it said that it cannot go on.
         told: it knows that the run is over.
         undelivered: how often in a row its layers did not get to the fed server.
+        forward_s, backward_s: of its layers, as it told them last.
         sent_bytes, received_bytes: tensors to and from it, since the server was started.
         late: whether the last round went on without it; nobody waits for it until it sends again.
     """
@@ -67,6 +68,8 @@ class Member:
     told: bool = False
     last_round: int = 0
     rounds: int = 0
+    forward_s: float | None = None
+    backward_s: float | None = None
     sent_bytes: int = 0
     received_bytes: int = 0
     last_error: str = ""

@@ -25,7 +25,8 @@ class DeviceStatus:
     Args:
         round: the last one that it took part in, 0 if none.
         rounds: how many it took part in.
-        forward_s, backward_s, uplink_bps, downlink_bps: measured and smoothed, None before the first measurement.
+        forward_s, backward_s: as it measured them last, None before that.
+        uplink_bps, downlink_bps: measured and smoothed, None before the first measurement.
         violations: how often it broke the protocol.
     """
 
