@@ -40,9 +40,9 @@ def _short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)
 
 
-def planned(plan: int) -> str:
-    """One plan for all blocks: its interval, then everybody's cut."""
-    return RECIPE.replace("[31234, 22222, 53142]", f"[{plan}]")
+def planned(*plans: int) -> str:
+    """One plan after another, the last for all blocks that are left: its interval, then everybody's cut."""
+    return RECIPE.replace("[31234, 22222, 53142]", str(list(plans)))
 
 
 def played(scenario: Coroutine[Any, Any, None]) -> None:
@@ -444,6 +444,33 @@ def test_people_see_how_much_has_come_and_gone(tmp_path: Path) -> None:
             assert status.received_bps > 0
             assert status.sent_bps > 0
             assert all(device.forward_s and device.backward_s for device in status.devices)
+
+    played(scenario())
+
+
+def test_a_download_counts_by_its_own_size(tmp_path: Path) -> None:
+    """Devices tell how fast gradients came along with their next activations, which may be of another cut."""
+
+    class Told(DeviceParty):
+        async def _send(self, stream: Any, round_: int) -> None:
+            self._downlink = float(round_)
+            await super()._send(stream, round_)
+
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, THREE, "run.rounds=3", recipe=planned(1555, 1111)) as here:
+            counted: list[tuple[float, float]] = []
+            taken = here.conductor.measured.device
+
+            def device(number: int, bits: float, **rates: float) -> None:
+                if number == 0 and rates.get("downlink_bps", 0) in (1, 2, 3):
+                    counted.append((rates["downlink_bps"], bits))
+                taken(number, bits, **rates)
+
+            here.conductor.measured.device = device  # type: ignore[method-assign]
+            await here.finish(started(here, *[Told] * 3))
+            deep, shallow = (8 * here.conductor.shapes.size(cut) for cut in (5, 1))
+            assert deep != shallow
+            assert counted == [(1, 0), (2, deep), (3, shallow)]
 
     played(scenario())
 

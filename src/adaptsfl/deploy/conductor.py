@@ -319,7 +319,7 @@ class Conductor:
             return  # it has lost the layers that this is for
         tensor, data = pack(gradient, self.shapes.wire_dtype)
         header = wire.Gradients(round=number, tensor=tensor)
-        member.answered = number, (header, data)
+        member.answered, member.answered_bits = (number, (header, data)), 8 * len(data)
         if member.session is not None and member.session.planned == block.attempt:  # else it asks once it has its plan
             member.session.send(wire.ToDevice(gradients=header), data)
 

@@ -160,7 +160,8 @@ class EdgeServer(Service):
         if conductor.block is not block or member.session is not session or member.attempt != block.attempt:
             return  # the block was closed meanwhile, or the device has connected anew and sends it again
         bits = 8 * size_of(told.tensor.shape, told.tensor.dtype)
-        conductor.measured.device(member.number, bits, uplink_bps=arrival.bps, downlink_bps=told.downlink)
+        conductor.measured.device(member.number, bits, uplink_bps=arrival.bps)
+        conductor.measured.device(member.number, member.answered_bits, downlink_bps=told.downlink)
         if told.evaluation:
             with conductor.blaming(block, member):
                 await self._test(session, arrival)

@@ -41,6 +41,7 @@ class Member:
         attempt: the block in which both sides hold layers of this device; 0 if none.
         cut: in that block.
         answered: the last round that was trained with it, and what it was answered, in case it asks again.
+        answered_bits: of the gradients that it was sent last, which may have been of another cut than its next ones.
         strikes: violations in a row; `violations` is all of them.
         session: its connection, once it is ready; `newest` also before, and while it takes leave.
         gave_up: it said that it cannot go on.
@@ -59,6 +60,7 @@ class Member:
     attempt: int = 0
     cut: int = 0
     answered: tuple[int, Answer] | None = None
+    answered_bits: int = 0
     strikes: int = 0
     violations: int = 0
     undelivered: int = 0
