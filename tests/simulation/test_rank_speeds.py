@@ -9,7 +9,6 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.simulation import rank_speeds
 from adaptsfl.simulation.experiment import Experiment
 from adaptsfl.simulation.rank_speeds import SPEEDS, VARIABLE, RankSpeeds, speeds_of
-from adaptsfl.simulation.world import make_world
 from adaptsfl.training.ranks import ALONE, Ranks
 from ranks import in_threads
 from simulation.ranked import small
@@ -81,13 +80,15 @@ def test_speeds_that_make_no_sense_are_refused(tmp_path, monkeypatch, text):
         in_threads(2, found, tmp_path)
 
 
-def shared_out(ranks: Ranks, folder: Path) -> tuple[int, ...]:
-    recipe = small()
-    Experiment(recipe, folder, policies=["sfl", "centralized"], ranks=ranks).execute()
-    return make_world(recipe, 0, ranks=ranks).data.mine
+def shared_out(ranks: Ranks, folder: Path, policy: str) -> tuple[int, ...]:
+    experiment = Experiment(small(), folder, policies=[policy], ranks=ranks)
+    experiment.execute()
+    (world,) = experiment._worlds.values()
+    return world.data.mine
 
 
-def test_a_slow_rank_trains_and_loads_fewer_devices(tmp_path, monkeypatch):
-    """And the one that has all samples is the first rank's even if another one is faster."""
+@pytest.mark.parametrize(("policy", "first"), [("sfl", (2,)), ("centralized", (0, 1, 2, 3))])
+def test_a_slow_rank_trains_and_loads_fewer_devices(tmp_path, monkeypatch, policy, first):
+    """But the one that has all samples is the first rank's even if another one is faster."""
     monkeypatch.setenv(VARIABLE, "0.4,1")
-    assert in_threads(2, shared_out, tmp_path) == [(1,), (0, 2, 3)]
+    assert in_threads(2, shared_out, tmp_path, policy) == [first, (0, 1, 3)]
