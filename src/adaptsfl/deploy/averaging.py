@@ -134,8 +134,8 @@ class Averaging:
         try:
             async with turns:
                 states = await self.own_layers(member.number, member.cut)
-                self.fed.template.check(states)
                 if states:
+                    await asyncio.to_thread(self.fed.template.check, states)
                     moved = await self.fed.patiently(lambda: self.fed.deliver(block.attempt, member.name, states))
                     self.accounts.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
         except BadMessage as error:  # what it sent has ruined its layers: the others are averaged without it

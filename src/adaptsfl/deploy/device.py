@@ -307,7 +307,7 @@ class DeviceParty:
             return  # the edge server has sent a newer plan behind this
         states = {number: layer.state() for number, layer in enumerate(held.device.layers, start=1)}
         try:
-            self.template.check(states)
+            await asyncio.to_thread(self.template.check, states)
         except BadMessage as error:
             raise TrainingDiverged(f"what this device has trained came to no numbers: {error}") from None
         moved = await self._delivered(FedClient(fed, self.template), attempt, states)

@@ -57,6 +57,7 @@ async def serve_fed(recipe: Recipe, address: str, credentials: Credentials | Non
         if fed.failure is not None:
             raise fed.failure
 
+    keep_freed_memory()
     with held(folder):
         await _until_stopped(work())
 
@@ -88,6 +89,7 @@ async def serve_edge(
                 if status is not None:
                     status.close()
 
+    keep_freed_memory()
     with held(folder):
         return str(await _until_stopped(work()))
 
@@ -106,6 +108,7 @@ async def join(
     probe_links: bool = True,
 ) -> str:
     """Take part as a device until the run is over; return why it is."""
+    keep_freed_memory()
     device = DeviceParty(
         party,
         edge,
@@ -170,7 +173,6 @@ def keep_freed_memory() -> None:
 
 async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
     """Do the work; Ctrl-C and SIGTERM end it in order."""
-    keep_freed_memory()
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     stopped: list[str] = []
 
