@@ -14,9 +14,9 @@ from ranks import in_threads
 from simulation.ranked import small
 
 
-def found(ranks: Ranks, folder: Path, *, keep: bool = True) -> tuple[float, ...]:
+def found(ranks: Ranks, folder: Path) -> tuple[float, ...]:
     timed = RankSpeeds(small(), folder, ranks)
-    if ranks.first and keep:
+    if ranks.first:
         timed.keep()
     return timed.speeds
 
