@@ -1,5 +1,6 @@
 # make setup   a virtual environment in .venv with everything the project needs
-# make test    what CI runs: format, lint, types, tests
+# make test    what CI runs: format, lint, types, tests; minutes
+# make test-all  the same with the tests that are slow by nature: shaped links, all rounds of hostile messages
 # make demo    AdaptSFL against three others on digits with 20 simulated devices; about a minute
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -7,7 +8,7 @@ BIN := .venv/bin
 
 # Tests of real datasets read them from here; without the folder they are skipped.
 ifneq ($(wildcard ../shared/data/.),)
-test: export ADAPTSFL_DATA ?= $(abspath ../shared/data)
+test test-all: export ADAPTSFL_DATA ?= $(abspath ../shared/data)
 endif
 
 # Idle threads sleep instead of spinning, which on busy cores keeps others from the work that they wait for.
@@ -15,9 +16,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 # One thread: the tests' networks are so small that more of them mostly wait for each other, and records are compared
 # byte for byte, which takes the same number of threads everywhere.
-test: export OMP_NUM_THREADS ?= 1
+test test-all: export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup test format demo bench wire clean
+# Files side by side, one on each core; tests of one file share what they set up.
+PYTEST := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+.PHONY: setup test test-all check format demo bench wire clean
 
 setup: .venv/installed
 
@@ -29,11 +33,16 @@ setup: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
 	@touch $@
 
-test: setup
+check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+
+test: check
+	$(PYTEST) -m "not slow"
+
+test-all: check
+	$(PYTEST)
 
 format: setup
 	$(BIN)/ruff format .

@@ -23,8 +23,8 @@ import torch
 from rich.console import Console
 
 from adaptsfl.config import Recipe, parse
+from adaptsfl.runs.folder import Run
 from adaptsfl.simulation.experiment import Experiment, Job, Watcher
-from adaptsfl.simulation.folder import Run
 
 INTERVALS = (1, 2, 5, 10, 15, 25, None)
 POLICIES = (

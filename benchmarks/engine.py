@@ -41,8 +41,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adaptsfl.config import AdaptConfig
+from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel, build, split
-from adaptsfl.training import Batch, Engine, OptimizerSettings, Reference, TrainingPlan
+from adaptsfl.training import Batch, Engine, OptimizerSettings, Reference
 from adaptsfl.training.estimate import measure_drift
 from adaptsfl.training.stack import merge
 
@@ -126,10 +127,10 @@ def way(name: str, model: SplitModel, deepest: int, devices: int) -> Round:
     if name == "SplitFed":
         return splitfed(model, deepest, devices)
     if name == "reference":
-        return Reference(model, TrainingPlan(cuts, None), settings).round
+        return Reference(model, Decision(cuts, None), settings).round
     if name == "floor":
         return floor(model, devices)
-    return Engine(model, TrainingPlan(cuts, 1 if name == "engine, I = 1" else None), settings).round
+    return Engine(model, Decision(cuts, 1 if name == "engine, I = 1" else None), settings).round
 
 
 WAYS = ("SplitFed", "reference", "engine", "engine, I = 1", "floor")
@@ -179,7 +180,7 @@ def alone(name: str, model: str, deepest: int, devices: int, repeats: int) -> tu
 
 def averaging_s(model: SplitModel, deepest: int, devices: int) -> float:
     """Return the seconds in which the engine averages all copies and spreads the mean."""
-    engine = Engine(model, TrainingPlan((deepest,) * devices, 1), OptimizerSettings())
+    engine = Engine(model, Decision((deepest,) * devices, 1), OptimizerSettings())
     times = []
     for _ in range(3):
         for layer in engine.layers[:deepest]:
@@ -194,7 +195,7 @@ def averaging_s(model: SplitModel, deepest: int, devices: int) -> float:
 
 def measuring_s(model: SplitModel, deepest: int, devices: int, batches: list[Batch], repeats: int) -> float:
     """Return the seconds in which the drift of all copies is measured."""
-    engine = Engine(model, TrainingPlan((deepest,) * devices, None), OptimizerSettings("sgd", LEARNING_RATE))
+    engine = Engine(model, Decision((deepest,) * devices, None), OptimizerSettings("sgd", LEARNING_RATE))
     engine.round(batches)
     times = []
     for _ in range(repeats):

@@ -4,6 +4,9 @@ Each problem is VGG-16 on a sampled fleet: Table II's ranges (`paper`), or two d
 (`heterogeneous`). The edge server and its links grow with the fleet, so that a large problem is not just one where the
 server is always the bottleneck. Drift and target are drawn so that good intervals are neither 1 nor endless.
 
+On some sizes the exact solver also plans the same fleets with rounds as they are measured: powers of the interval,
+p = 1 − exp(−κ L_c/L), and a table of such powers with steps in it.
+
     python benchmarks/planner.py            # about 15 minutes, most of it HiGHS
     python benchmarks/planner.py --quick    # a minute
 
@@ -13,6 +16,7 @@ it as JSON.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import platform
@@ -26,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adaptsfl import planner
-from adaptsfl.convergence import Constants, ConvergenceModel
+from adaptsfl.convergence import Constants, ConvergenceModel, PowerRounds, RoundsModel, RoundsTable
 from adaptsfl.fleet import FLEETS
 from adaptsfl.paper_costs import vgg16
 from adaptsfl.planner import Plan, PlanProblem
@@ -34,6 +38,8 @@ from adaptsfl.planner import Plan, PlanProblem
 BATCH_SIZE, LEARNING_RATE, CLASSES = 16, 5e-4, 10
 DEVICES_PER_SERVER = 20  # Table II: one server of 20 TFLOPS for 20 devices
 BCD_LIMIT_S = 120.0
+KAPPAS = (0.17, 0.4, 1.0)  # how fast p rises with depth: from data that are alike to data sorted by label
+INTERVALS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])  # of the table
 
 
 def make_problem(fleet: str, devices: int, seed: int) -> PlanProblem:
@@ -50,11 +56,38 @@ def make_problem(fleet: str, devices: int, seed: int) -> PlanProblem:
     return PlanProblem(sampled, costs, model, BATCH_SIZE)
 
 
+def measured_rounds(layers: int, seed: int) -> dict[str, RoundsModel]:
+    """Return rounds as powers, and as a table that climbs around them in uneven steps."""
+    deepest = np.arange(1, layers + 1)
+    powers = PowerRounds(1 - np.exp(-KAPPAS[seed % len(KAPPAS)] * deepest / layers))
+    rounds = powers.rounds(INTERVALS.astype(np.float64), deepest[:, None])
+    noisy = rounds * np.exp(np.random.default_rng(seed).normal(0, 0.1, rounds.shape))
+    table = RoundsTable(INTERVALS, np.maximum.accumulate(np.maximum.accumulate(noisy, axis=0), axis=1))
+    return {"powers": powers, "table": table}
+
+
 def timed(problem: PlanProblem, solver: str, limit_s: float = float("inf")) -> tuple[Plan, float]:
     """Return the plan and the CPU seconds that it took; the limit is in seconds on the wall."""
     started = time.process_time()
     plan = planner.plan(problem, solver, limit_s)
     return plan, time.process_time() - started
+
+
+def measure_rounds(problem: PlanProblem, seed: int) -> dict[str, Any]:
+    """Solve one problem with the bound, with powers and with a table, in turns; return the numbers of each."""
+    models = {"bound": problem.convergence, **measured_rounds(problem.layers, seed)}
+    problems = {name: dataclasses.replace(problem, convergence=model) for name, model in models.items()}
+    runs = [{name: timed(one, "exact") for name, one in problems.items()} for _ in range(3)]
+    return {
+        name: {
+            "exact_s": statistics.median(run[name][1] for run in runs),
+            "status": plan.status,
+            "nodes": plan.nodes,
+            "interval": plan.interval,
+            "deepest": plan.deepest,
+        }
+        for name, (plan, _) in runs[0].items()
+    }
 
 
 def measure(problem: PlanProblem, bcd_limit_s: float | None) -> dict[str, Any]:
@@ -88,7 +121,7 @@ def run(*, quick: bool, progress: Console) -> list[dict[str, Any]]:
     sizes = [(20, 5, True), (100, 3, True), (1000, 1, True), (10_000, 3, False), (100_000, 3, False)]
     if quick:
         sizes = [(20, 2, True), (100, 1, True), (1000, 2, False), (10_000, 1, False)]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for devices, problems, both in sizes:
         for fleet in FLEETS:
             for seed in range(problems):
@@ -97,6 +130,16 @@ def run(*, quick: bool, progress: Console) -> list[dict[str, Any]]:
                 rows.append({"fleet": fleet, "devices": devices, "seed": seed, **result})
                 took = time.perf_counter() - started
                 progress.print(f"{fleet}, {devices:,} devices, problem {seed}: {took:.1f} s", style="dim")
+    return rows
+
+
+def run_rounds(*, quick: bool, progress: Console) -> list[dict[str, Any]]:
+    """Measure what other rounds models cost the exact solver, and return one row per problem."""
+    rows = []
+    for devices, fleet, seed in itertools.product([1000, 10_000 if quick else 100_000], FLEETS, range(3)):
+        found = measure_rounds(make_problem(fleet, devices, seed), seed)
+        rows.append({"fleet": fleet, "devices": devices, "seed": seed, **found})
+        progress.print(f"rounds models: {fleet}, {devices:,} devices, problem {seed}", style="dim")
     return rows
 
 
@@ -132,12 +175,40 @@ def summary(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
-def page(rows: list[dict[str, Any]], growth_lines: list[str], quick: bool) -> str:
+ROUNDS_COLUMNS = ("fleet", "devices", "rounds", "exact", "÷ bound", "interval", "deepest cut")
+
+
+def rounds_summary(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return one line per fleet, size and rounds model, with ranges over its problems."""
+    lines: list[tuple[str, ...]] = []
+    for fleet, devices in itertools.product(FLEETS, sorted({row["devices"] for row in rows})):
+        group = [row for row in rows if (row["fleet"], row["devices"]) == (fleet, devices)]
+        for name in ("bound", "powers", "table"):
+            lines.append(
+                (
+                    fleet,
+                    f"{devices:,}",
+                    name,
+                    spread([row[name]["exact_s"] * 1e3 for row in group], "{:,.1f} ms"),
+                    spread([row[name]["exact_s"] / row["bound"]["exact_s"] for row in group], "{:.2f}"),
+                    spread([row[name]["interval"] for row in group], "{}"),
+                    spread([row[name]["deepest"] for row in group], "{}"),
+                )
+            )
+    return lines
+
+
+def markdown(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+    """Return a table of a Markdown page."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ("---",) * len(columns), *lines])
+
+
+def page(rows: list[dict[str, Any]], rounds: list[dict[str, Any]], growth_lines: list[str], quick: bool) -> str:
     """Return the results as a Markdown page."""
-    lines = summary(rows)
     proven = sum(row["exact_status"] == "optimal" for row in rows)
     command = "python benchmarks/planner.py" + (" --quick" if quick else "")
-    table = "\n".join(f"| {' | '.join(line)} |" for line in [COLUMNS, ("---",) * len(COLUMNS), *lines])
+    models = [row[name] for row in rounds for name in ("bound", "powers", "table")]
+    proven_rounds = sum(model["status"] == "optimal" for model in models)
     return f"""# The exact solver against the paper's
 
 Written by `{command}`; every number is in planner.json. Times are CPU seconds of one process, ranges
@@ -145,9 +216,16 @@ are over the problems. BCD is the paper's Algorithm 3 with HiGHS, stopped after 
 off, its plan is the best it had by then and the ratio a lower limit. Of `exact`'s {len(rows)} plans {proven} are
 proven optimal.
 
-{table}
+{markdown(COLUMNS, summary(rows))}
 
 {" ".join(growth_lines)}
+
+## Other rounds models
+
+The exact solver on the same fleets, with the bound, with rounds as powers of the interval, and with a table of
+{len(INTERVALS)} intervals. Of {len(models)} plans {proven_rounds} are proven optimal.
+
+{markdown(ROUNDS_COLUMNS, rounds_summary(rounds))}
 """
 
 
@@ -167,21 +245,23 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=140)
     rows = run(quick=options.quick, progress=console)
-    lines = summary(rows)
+    rounds = run_rounds(quick=options.quick, progress=console)
     powers = {fleet: growth(rows, fleet) for fleet in FLEETS}
     growth_lines = [
         f"On {fleet} fleets exact's time grows as N^{power:.2f} from 1,000 devices on."
         for fleet, power in powers.items()
     ]
-    table = Table(*COLUMNS)
-    for line in lines:
-        table.add_row(*line)
-    console.print(table, *growth_lines, sep="\n")
+    for columns, lines in ((COLUMNS, summary(rows)), (ROUNDS_COLUMNS, rounds_summary(rounds))):
+        table = Table(*columns)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    console.print(*growth_lines, sep="\n")
     machine = {"python": platform.python_version(), "numpy": np.__version__, "processor": platform.machine()}
-    result = {"machine": machine, "bcd_limit_s": BCD_LIMIT_S, "growth": powers, "rows": rows}
+    result = {"machine": machine, "bcd_limit_s": BCD_LIMIT_S, "growth": powers, "rows": rows, "rounds": rounds}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "planner.json").write_text(json.dumps(result, indent=1) + "\n")
-    (options.out / "planner.md").write_text(page(rows, growth_lines, options.quick))
+    (options.out / "planner.md").write_text(page(rows, rounds, growth_lines, options.quick))
     console.print(f"saved to {options.out}")
 
 

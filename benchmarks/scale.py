@@ -38,8 +38,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel, build, split
-from adaptsfl.training import Batch, Engine, OptimizerSettings, TrainingPlan
+from adaptsfl.training import Batch, Engine, OptimizerSettings
 from adaptsfl.training.ranks import BUCKET_BYTES, Ranks, joined
 from adaptsfl.training.stack import merge
 
@@ -79,12 +80,12 @@ class Worker:
         self.batches: list[Batch] = [
             (torch.randn(BATCH_SIZE, 3, 32, 32), torch.randint(0, 10, (BATCH_SIZE,))) for _ in range(20)
         ]
-        warm = Engine(model, TrainingPlan((DEEPEST,), None), OptimizerSettings())
+        warm = Engine(model, Decision((DEEPEST,), None), OptimizerSettings())
         warm.round(self.batches[:1])  # libraries set themselves up
         with suppress(OSError):  # the peak from here on, where Linux allows it
             Path("/proc/self/clear_refs").write_text("5")
         self.before_mib = memory_mib("VmRSS")
-        self.engine = Engine(model, TrainingPlan((DEEPEST,) * devices, None), OptimizerSettings(), ranks=ranks)
+        self.engine = Engine(model, Decision((DEEPEST,) * devices, None), OptimizerSettings(), ranks=ranks)
 
     def round(self) -> float:
         """Return the seconds of a round without averaging."""

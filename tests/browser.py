@@ -32,7 +32,7 @@ def chromium(folder: Path, page: Path | str, *options: str) -> str:
         *options,
         page if isinstance(page, str) else page.as_uri(),
     ]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def dom(folder: Path, page: Path | str, *, width: int = 1280, scheme: str = "light") -> str:

@@ -12,8 +12,8 @@ from adaptsfl.latency import PHASES
 from adaptsfl.paper_costs import vgg16
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Study, load_studies, recipes_folder, study_names
-from adaptsfl.simulation.folder import Run
-from adaptsfl.simulation.record import Block
+from adaptsfl.runs.folder import Run
+from adaptsfl.runs.record import Block
 
 EVALUATIONS, EVERY = 60, 5  # rounds between two evaluations
 COSTS = vgg16(10, 16)

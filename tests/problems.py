@@ -1,12 +1,13 @@
 """Planning problems for tests: one by hand, and hypothesis strategies for small ones of every kind."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
 
 from adaptsfl.checks import SMALLEST
-from adaptsfl.convergence import Constants, ConvergenceModel
+from adaptsfl.convergence import Constants, ConvergenceModel, PowerRounds, RoundsModel, RoundsTable
 from adaptsfl.costs import CutCosts
 from adaptsfl.fleet import FLEETS, Fleet, Server
 from adaptsfl.paper_costs import vgg16
@@ -52,6 +53,17 @@ def paper_like(devices: int, seed: int, fleet: str = "paper") -> PlanProblem:
     return PlanProblem(FLEETS[fleet].sample(devices, rng), costs, model, 16)
 
 
+def measured_like(problem: PlanProblem, form: str) -> PlanProblem:
+    """The same problem with rounds as they are measured: p rising with depth, as powers or as a table of them."""
+    depth = np.arange(1, problem.layers + 1) / problem.layers
+    model = PowerRounds(1 - np.exp(-0.5 * depth))
+    if form == "powers":
+        return dataclasses.replace(problem, convergence=model)
+    intervals = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
+    rounds = model.rounds(intervals[None].astype(float), np.arange(1, problem.layers + 1)[:, None])
+    return dataclasses.replace(problem, convergence=RoundsTable(intervals, rounds))
+
+
 def whole_if_tiny(value: float) -> float:
     """Keep hypothesis away from numbers that no input accepts."""
     return value if abs(value) > SMALLEST else 0.0
@@ -64,6 +76,43 @@ class Small:
     most_devices: int = 4
     most_layers: int = 4
     restricted: bool = True
+    rounds: str = "bound"
+
+
+def rounds_models(kind: str, layers: int) -> st.SearchStrategy[RoundsModel]:
+    """Rounds models of one form: `bound`, `powers` or `table`."""
+    return {"bound": bounds, "powers": powers, "table": tables}[kind](layers)
+
+
+@st.composite
+def bounds(draw, layers: int) -> ConvergenceModel:
+    drift = st.sampled_from([0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0]) | st.floats(0, 0.1).map(whole_if_tiny)
+    return ConvergenceModel(
+        learning_rate=draw(st.sampled_from([1e-3, 0.5])),
+        initial_gap=draw(st.sampled_from([0.1, 2.3])),
+        drift_per_layer=draw(st.lists(drift, min_size=layers, max_size=layers)),
+        power=draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0, 3.0])),
+        budget=draw(st.sampled_from([0.01, 0.3, 1.0, 5.0]) | st.floats(-0.1, 5).map(whole_if_tiny)),
+    )
+
+
+def powers(layers: int) -> st.SearchStrategy[PowerRounds]:
+    """Among them no power at all, equal ones, hardly any, nearly 1, 1 and beyond."""
+    power = st.sampled_from([0.0, 1e-9, 0.05, 0.2, 0.5, 0.8, 1 - 1e-9, 1.0, 1.5, 10.0]) | st.floats(0, 2)
+    return st.lists(power.map(whole_if_tiny), min_size=layers, max_size=layers).map(sorted).map(PowerRounds)
+
+
+@st.composite
+def tables(draw, layers: int) -> RoundsTable:
+    """Any positive shape that does not fall: few different numbers make plateaus and ties, running maxima steps."""
+    intervals = draw(st.sets(st.integers(2, MAX_INTERVAL + 20), max_size=8))
+    size = (layers, len(intervals) + 1)
+    entry = draw(
+        st.sampled_from([st.sampled_from([1.0, 1.5, 4.0]), st.floats(0.5, 20), st.floats(-3, 3).map(lambda x: 10**x)])
+    )
+    rounds = np.array(draw(st.lists(entry, min_size=size[0] * size[1], max_size=size[0] * size[1]))).reshape(size)
+    climb = draw(st.sampled_from([np.maximum.accumulate, np.cumsum]))
+    return RoundsTable(np.array([1, *sorted(intervals)]), climb(climb(rounds, axis=0), axis=1))
 
 
 @st.composite
@@ -96,14 +145,7 @@ def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
         client_model_bits=np.cumsum(per_layer()),
         memory_bytes=memory,  # not cumulative: it need not rise with the cut
     )
-    drift = st.sampled_from([0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0]) | st.floats(0, 0.1).map(whole_if_tiny)
-    model = ConvergenceModel(
-        learning_rate=draw(st.sampled_from([1e-3, 0.5])),
-        initial_gap=draw(st.sampled_from([0.1, 2.3])),
-        drift_per_layer=draw(st.lists(drift, min_size=layers, max_size=layers)),
-        power=draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0, 3.0])),
-        budget=draw(st.sampled_from([0.01, 0.3, 1.0, 5.0]) | st.floats(-0.1, 5).map(whole_if_tiny)),
-    )
+    model = draw(rounds_models(kind.rounds, layers))
     cuts = st.integers(1, layers)
     fixed = st.none() | st.lists(cuts, min_size=devices, max_size=devices)
     return PlanProblem(

@@ -1,6 +1,5 @@
-"""Several ranks on this machine: real processes that meet over the loopback, or threads, which start at once."""
+"""Several ranks on this machine: processes that meet over the loopback, or threads."""
 
-import multiprocessing
 import os
 import pickle
 import socket
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+import warm
 from adaptsfl.training.ranks import Ranks, joined
 
 PATIENCE_S = 600  # far more than anything here takes, on a machine that is busy too
@@ -26,11 +26,11 @@ def free_port() -> int:
 
 def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return what `function(ranks, *arguments)` gave on every rank; it has to be one that can be imported."""
-    context = multiprocessing.get_context("spawn")
+    warm.start_parent()
     port, pipes, processes = free_port(), [], []
     for rank in range(size):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_be, args=(rank, size, port, sender, function, arguments))
+        receiver, sender = warm.CONTEXT.Pipe(duplex=False)
+        process = warm.CONTEXT.Process(target=_be, args=(rank, size, port, sender, function, arguments))
         process.start()
         sender.close()
         pipes.append(receiver)

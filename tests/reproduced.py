@@ -12,8 +12,8 @@ from adaptsfl.latency import PHASES
 from adaptsfl.paper_costs import vgg16
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Panel, Scale, load_studies, recipes_folder
-from adaptsfl.simulation.folder import Run
-from adaptsfl.simulation.record import Block
+from adaptsfl.runs.folder import Run
+from adaptsfl.runs.record import Block
 
 TITLES = {
     **{"adaptsfl": "AdaptSFL", "rma+ms": "RMA+MS", "ma+rms": "MA+RMS", "rma+rms": "RMA+RMS"},

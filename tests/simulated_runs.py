@@ -10,8 +10,8 @@ from adaptsfl.costs import CutCosts
 from adaptsfl.fleet import FLEETS, RATES, Fleet
 from adaptsfl.latency import PHASES, phase_times
 from adaptsfl.paper_costs import vgg16
-from adaptsfl.simulation.folder import RECORD, append_block, write_run
-from adaptsfl.simulation.record import Block
+from adaptsfl.runs.folder import RECORD, append_block, write_run
+from adaptsfl.runs.record import Block
 
 POLICIES = {"adaptsfl": "AdaptSFL", "rma+ms": "RMA+MS", "ma+rms": "MA+RMS", "rma+rms": "RMA+RMS"}
 BATCH_SIZE = 16

@@ -85,6 +85,21 @@ def test_planning_does_not_import_torch_or_a_milp_solver():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(("room", "other"), [("simulation", "deploy"), ("deploy", "simulation"), ("runs", "deploy")])
+def test_the_two_worlds_know_the_loop_and_not_each_other(room, other):
+    files = [path for path in FILES if module_name(path).split(".")[0] == room]
+    assert files
+    for path in files:
+        assert not {name for name in imports(path) if name.startswith(f"adaptsfl.{other}")}, module_name(path)
+
+
+@pytest.mark.parametrize("room", ["policies", "decisions", "planner"])
+def test_deciding_does_not_import_torch(room):
+    code = f"import sys, adaptsfl.{room}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if module_name(p) != "planner.milp"], ids=module_name)
 def test_only_one_file_imports_the_milp_solver(path):
     assert not {name for name in imports(path) if name.startswith("scipy")}

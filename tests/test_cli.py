@@ -36,6 +36,8 @@ NEEDED = {"interval", "cuts", "predicted_time_s", "lower_bound_s", "status", "so
 def changed(path: str, value):
     """GOOD with one value replaced (or removed, if the value is ...)."""
     problem = json.loads(json.dumps(GOOD))
+    if path == ".":
+        return {**problem, **value}
     *sections, key = path.split(".")
     section = problem
     for name in sections:
@@ -98,6 +100,43 @@ def test_sensitivity_on_request(write):
     assert data["alternatives"][0]["title"] == "one cut for all"
 
 
+POWERS = {"powers": [0.1, 0.1, 0.2]}
+TABLE = {"table": {"intervals": [1, 3, 9], "rounds": [[1, 1.1, 1.5], [1, 1.1, 2], [1.2, 2, 9]]}}
+
+
+@pytest.mark.parametrize(
+    ("convergence", "model"), [(GOOD["convergence"], "bound"), (POWERS, "powers"), (TABLE, "table")]
+)
+def test_a_plan_says_which_rounds_it_counts_on(write, convergence, model):
+    file = write("good.json", changed("convergence", convergence))
+    (data,) = lines(run(file, "--json", "--sensitivity"))
+    assert (data["status"], data["rounds_model"]) == ("optimal", model)
+    assert data["relative_rounds"] == pytest.approx(1 / (1 - data["drift_share"]))
+    assert [row["factor"] for row in data["other_rounds"]] == [0.5, 2.0]
+    assert all(row["predicted_time_s"] <= row["kept_time_s"] * (1 + 1e-9) for row in data["other_rounds"])
+    shown = " ".join(run(file).stdout.split())
+    assert f"{data['relative_rounds']:.3g} × those of I = 1 with the same cuts" in shown
+    scale = {"bound": "drift", "powers": "p", "table": "log R"}[model]
+    for words in (f"{scale} halved", f"{scale} doubled", "plan kept"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(("convergence", "words"), [(POWERS, "one round of I = 1"), (TABLE, "the table's rounds")])
+def test_measured_rounds_promise_no_target(write, convergence, words):
+    shown = " ".join(run(write("good.json", changed("convergence", convergence))).stdout.split())
+    assert f"As far as {words}" in shown
+    assert "Average every 3 rounds" in shown
+    assert "Target" not in shown
+
+
+def test_double_the_drift_can_leave_no_plan(write):
+    file = write("good.json", {**GOOD, "planner": {"interval": 5, "cuts": [1, 2]}})
+    assert "drift doubled – none makes progress" in " ".join(run(file).stdout.split())
+    (data,) = lines(run(file, "--json", "--sensitivity"))
+    doubled = data["other_rounds"][1]
+    assert (doubled["kept_time_s"], doubled["predicted_time_s"], doubled["cuts"]) == (None, None, None)
+
+
 def test_compare_runs_both_solvers(write):
     file = write("good.json", GOOD)
     (data,) = lines(run(file, "--json", "--compare"))
@@ -158,6 +197,30 @@ def test_help_says_all_defaults(command, monkeypatch):
         ("convergence.target", 0.1, r"convergence.target: is given beside budget"),
         ("convergence.initial_gap", -1, r"convergence.initial_gap: is -1"),
         (
+            "convergence.initial_gap",
+            ...,
+            r"convergence.initial_gap: is missing. Give all of: initial_gap, drift, budget",
+        ),
+        ("convergence.powers", [0.1, 0.2, 0.3], r"convergence.initial_gap: is given beside powers"),
+        ("convergence", {}, r"convergence: is empty. Give one of: powers; table"),
+        ("convergence", {"powers": [0.1, 0.2]}, r"convergence.powers: has 2 entries, expected 3"),
+        (
+            "convergence",
+            {"table": {"intervals": [1, 4], "rounds": [[1, 2]] * 2}},
+            r"convergence.table.rounds: has 2 rows, expected 3",
+        ),
+        (
+            "convergence",
+            {"table": {"intervals": [1, 4], "rounds": [[1, 2], [1, 2], [1, float("nan")]]}},
+            r"convergence.table.rounds[2][1]: is nan. Give a finite number",
+        ),
+        (
+            "convergence",
+            {"table": {"intervals": [1.5], "rounds": [[1]] * 3}},
+            r"convergence.table.intervals[0]: is 1.5. Give a whole number",
+        ),
+        ("convergence", {"table": {"intervals": [1]}}, r"convergence.table.rounds: is missing"),
+        (
             "convergence.initail_gap",
             1,
             r"convergence.initail_gap: is not a known key (its value is 1). Did you mean 'initial",
@@ -189,6 +252,7 @@ def test_bad_files_name_file_field_value_and_remedy(write, path, value, message)
     [
         ("convergence.budget", 0, "convergence.budget: is 0"),
         ("convergence.budget", -0.5, "convergence.budget: is -0.5"),
+        (".", {"convergence": TABLE, "planner": {"interval": 2}}, "planner.interval: is 2, which convergence.table"),
         ("planner", {"interval": 50}, "convergence.budget: is 1, and the drift with interval 50"),
         (
             "convergence",
@@ -305,6 +369,19 @@ def test_recipe_is_planned_for_its_fleet(write):
     (data,) = lines(run(write("recipe.toml", RECIPE + "[fleet]\ndevices = 7\n"), "--json"))
     assert data["status"] == "optimal"
     assert len(data["cuts"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("convergence", "model"),
+    [
+        (f"powers = {[k / 40 for k in range(16)]}", "powers"),
+        (f"table = {{ intervals = [1, 8], rounds = {[[1.0, 1.0 + k / 10] for k in range(16)]} }}", "table"),
+    ],
+)
+def test_recipes_take_powers_and_tables(write, convergence, model):
+    recipe = f'[model]\nname = "vgg16"\n[convergence]\n{convergence}\n'
+    (data,) = lines(run(write("recipe.toml", recipe), "--json"))
+    assert (data["status"], data["rounds_model"]) == ("optimal", model)
 
 
 @pytest.mark.parametrize(

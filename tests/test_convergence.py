@@ -8,6 +8,8 @@ from adaptsfl.convergence import (
     LONGEST_INTERVAL,
     Constants,
     ConvergenceModel,
+    PowerRounds,
+    RoundsTable,
     gradient_bound,
     model_from,
     noise_floor,
@@ -125,8 +127,95 @@ def test_paper_is_a_case_of_the_general_form():
         ({"budget": 1.0, "drift": {"per_layer": [-1.0], "power": 2.0}}, r"drift.per_layer\[0\]: is -1"),
         ({"budget": 1.0, "drift": {"per_layer": [1.0], "power": 0.0}}, r"drift.power: is 0"),
         ({"budget": float("nan"), "drift": {"per_layer": [1.0], "power": 1.0}}, r"budget: is nan"),
+        ({}, r"smoothness: is missing. Give all of: initial_gap, smoothness"),
+        ({"powers": [0.1]}, r"initial_gap: is given beside powers. Give one of: powers; table;"),
     ],
 )
 def test_bad_sections_are_explained(config, message):
     with pytest.raises(InvalidInput, match=message):
         model_from(ConvergenceConfig.model_validate({"initial_gap": 1.0, **config}), 0.1, 3, layers=1)
+
+
+# ── Powers and tables ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measured(**config):
+    return model_from(ConvergenceConfig.model_validate(config), 0.1, 3, layers=2)
+
+
+def test_powers_worked_by_hand():
+    """p = 0 and 0.5: R(16, 1) = 1, R(16, 2) = 4, and at I = 1 nothing is lost, however deep the cut."""
+    model = measured(powers=[0, 0.5])
+    assert isinstance(model, PowerRounds)
+    assert model.rounds(16, np.array([1, 2])).tolist() == [1.0, 4.0]
+    assert model.rounds(np.array([1.0, 4.0, 9.0]), 2).tolist() == [1.0, 2.0, 3.0]
+    assert model.choices(2, 3, 6) == range(3, 7)
+
+
+def test_tables_are_looked_up():
+    model = measured(table={"intervals": [1, 4, 16], "rounds": [[10, 10, 12], [10, 11, 50]]})
+    assert isinstance(model, RoundsTable)
+    assert model.rounds(np.array([1.0, 4.0, 16.0]), 2).tolist() == [10, 11, 50]
+    assert model.rounds(16, np.array([1, 2])).tolist() == [12, 50]
+    assert model.choices(1, 2, 20) == [4, 16]
+
+
+def test_a_table_knows_nothing_of_other_intervals():
+    model = measured(table={"intervals": [1, 4, 16], "rounds": [[1, 1, 1], [1, 1, 1]]})
+    assert model.rounds(np.array([2.0, 5.0, 17.0, 1e9]), 1).tolist() == [np.inf] * 4
+    for interval, nearest in ((7, "are 4 and 16"), (99, "is 16")):
+        with pytest.raises(InfeasiblePlan, match=rf"planner.interval: is {interval}, which .* the nearest {nearest}\."):
+            model.check_feasible(interval, 1)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_what_is_scaled(factor):
+    """The drift of the bound, p of powers, and of a table log R, so that a table of powers is scaled as powers are."""
+    np.testing.assert_allclose(PAPER.scaled(factor).drift(3, 2), factor * PAPER.drift(3, 2))
+    powers = PowerRounds([0.1, 0.4])
+    assert powers.scaled(factor).powers.tolist() == [0.1 * factor, 0.4 * factor]
+    intervals, every_cut = np.array([1, 4, 16]), np.array([[1], [2]])
+    table = RoundsTable(intervals, 7 * powers.rounds(intervals.astype(float), every_cut))
+    expected = 7 * powers.scaled(factor).rounds(intervals.astype(float), every_cut)
+    np.testing.assert_allclose(table.scaled(factor).table, expected, rtol=1e-14)
+
+
+def test_a_scaled_table_still_falls_nowhere():
+    """Twice the rounds beyond R(1, L_c) of each row would: 1 + 2·(3 − 1) = 5 above 3."""
+    table = RoundsTable(np.array([1, 4]), np.array([[1.0, 3.0], [3.0, 3.0]]))
+    np.testing.assert_allclose(table.scaled(2.0).table, [[1.0, 9.0], [9.0, 9.0]])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, r"^: is empty. Give one of: powers; table; initial_gap, drift and budget"),
+        ({"powers": [0.1]}, r"powers: has 1 entries, expected 2. Give 2, one per L_c"),
+        ({"powers": [-0.1, 0.1]}, r"powers\[0\]: is -0.1"),
+        ({"powers": [0.1, float("nan")]}, r"powers\[1\]: is nan"),
+        ({"powers": [0.1, 11]}, r"powers\[1\]: is 11. Give powers of at most 10"),
+        ({"powers": [0.3, 0.1]}, r"powers\[1\]: is 0.1, below 0.3 before it. Give powers that do not fall with L_c"),
+        ({"powers": [0.1, 0.2], "table": {"intervals": [1], "rounds": [[1], [1]]}}, r"powers: is given beside table"),
+        ({"powers": [0.1, 0.2], "budget": 1.0}, r"budget: is given beside powers"),
+        ({"table": {"intervals": [1], "rounds": [[1]]}}, r"table.rounds: has 1 rows, expected 2. Give 2, one per L_c"),
+        ({"table": {"intervals": [1, 4], "rounds": [[1, 1], [1]]}}, r"table.rounds\[1\]: has 1 entries, expected 2"),
+        ({"table": {"intervals": [], "rounds": [[], []]}}, r"table.intervals: is empty. Begin with 1"),
+        ({"table": {"intervals": [2, 4], "rounds": [[1, 1]] * 2}}, r"table.intervals\[0\]: is 2. Begin with 1"),
+        ({"table": {"intervals": [1, 4, 4], "rounds": [[1, 1, 1]] * 2}}, r"table.intervals\[2\]: is 4, after 4"),
+        ({"table": {"intervals": [1, 4, 2], "rounds": [[1, 1, 1]] * 2}}, r"table.intervals\[2\]: is 2, after 4"),
+        ({"table": {"intervals": [1, 10**10], "rounds": [[1, 1]] * 2}}, r"table.intervals\[1\]: is 10000000000"),
+        ({"table": {"intervals": [1, 4], "rounds": [[1, 0], [1, 1]]}}, r"table.rounds\[0\]\[1\]: is 0"),
+        ({"table": {"intervals": [1, 4], "rounds": [[1, float("inf")], [1, 1]]}}, r"table.rounds\[0\]\[1\]: is inf"),
+        (
+            {"table": {"intervals": [1, 4], "rounds": [[1, 1], [1, 0.96]]}},
+            r"table.rounds\[1\]\[1\]: is 0.96, below 1 of the shorter interval 1. .*a running maximum will do",
+        ),
+        (
+            {"table": {"intervals": [1, 4], "rounds": [[1, 1.5], [1, 1.4]]}},
+            r"table.rounds\[1\]\[1\]: is 1.4, below 1.5 of the shallower L_c 1. Give rounds that do not fall with L_c",
+        ),
+    ],
+)
+def test_bad_powers_and_tables_are_explained(config, message):
+    with pytest.raises(InvalidInput, match=message):
+        measured(**config)

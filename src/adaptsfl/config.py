@@ -36,16 +36,25 @@ class DriftConfig(Section):
     power: float
 
 
-class ConvergenceConfig(Section):
-    """Either the paper's constants and target ε, or a drift and its budget."""
+class RoundsTableConfig(Section):
+    """R(I, L_c), the rounds that plans need in any one unit: one row per L_c, one entry per interval."""
 
-    initial_gap: float
+    intervals: list[int]
+    rounds: list[list[float]]
+
+
+class ConvergenceConfig(Section):
+    """One of four forms: the paper's constants and target ε; a drift and its budget; powers; a table."""
+
+    initial_gap: float | None = None
     smoothness: float | None = None
     gradient_moment: list[float] | None = None
     gradient_variance: list[float] | None = None
     target: float | None = None
     drift: DriftConfig | None = None
     budget: float | None = None
+    powers: list[float] | None = None  # p of every L_c, where R(I, L_c) = I^p
+    table: RoundsTableConfig | None = None
 
 
 class PlannerConfig(Section):
@@ -161,6 +170,7 @@ class DeployConfig(Section):
     quorum: float = 0.5  # the share of the fleet without which no round goes on
     round_deadline_s: float = 60.0  # after which a round goes on without those who are late
     start_deadline_s: float = 60.0  # after which training begins without those who have not come
+    plan_deadline_s: float = 10.0  # after which the last plan is kept, while the next is being made
 
 
 class PartitionConfig(Section):

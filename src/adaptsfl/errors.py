@@ -102,6 +102,15 @@ def naming(source: str) -> Iterator[None]:
         raise (error if error.source else error.from_file(source)) from None
 
 
+@contextmanager
+def inside(section: str) -> Iterator[None]:
+    """Name the section of the file in which an `InvalidInput` arises."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise (error if error.source else error.inside(section)) from None
+
+
 def unknown(field: str, name: str, known: Collection[str], remedy: str) -> InvalidInput:
     """Return the error for a name that is not among the known ones, with the nearest of them."""
     near = difflib.get_close_matches(name, known, n=1)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, redirect_stdout, 
 from pathlib import Path
 from typing import Any
 
+from adaptsfl import own_code
 from adaptsfl.errors import InvalidInput, first_line, unknown
 
 
@@ -23,8 +24,21 @@ def find(field: str, target: str, returns: str) -> Callable[..., Any]:
     if not callable(getattr(found, name, None)):
         callables = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
         raise unknown(f"{field} {package}", name, callables, f"Give a function of it that returns {returns}")
+    own_code.fingerprint(package)  # sees the source now, before anybody edits it
     factory: Callable[..., Any] = getattr(found, name)
     return factory
+
+
+def code_of(field: str, target: str) -> str | None:
+    """Return a name for the code behind `target`: another one where that code, or what it uses of the user's, differs.
+
+    None where it cannot be read. For a name that is none of a factory, an empty text: that is code of ours.
+    """
+    if ":" not in target:
+        return ""
+    with importing_from_here():
+        find(field, target, "what a recipe names")
+        return own_code.fingerprint(target.partition(":")[0])
 
 
 def call(field: str, name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -1,15 +1,24 @@
-"""Files that are written whole or not at all, whatever happens while they are written."""
+"""Files that are written whole or not at all, and folders that one process at a time writes to."""
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
+from adaptsfl.errors import InvalidInput, NotWritten, first_line
 
 if TYPE_CHECKING:  # files without tensors are written without torch too
     from torch import Tensor
 
 TEMPORARY = ".unfinished-"  # what the names of files begin with while they are written
+LOCK = ".lock"
 
 
 def replace_file(place: Path, write: Callable[[Path], object]) -> None:
@@ -30,6 +39,37 @@ def replace_file(place: Path, write: Callable[[Path], object]) -> None:
             _synchronise(place.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(place: Path, remedy: str) -> Iterator[None]:
+    """Turn a full disk or a missing permission into words."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(f"{place}: cannot be written ({error.strerror or first_line(error)}). {remedy}.") from error
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a folder for this process, or refuse one that another process keeps.
+
+    Two that write to one folder would leave files that nobody can go on with. However the process ends, the folder is
+    free again at once; the file of the lock stays.
+    """
+    with writing(folder, "Free some space or give another folder by --out"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("w")
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                remedy = "Wait until it ends or stop it, or give another folder by --out"
+                raise InvalidInput("", "is in use by another process", remedy, source=str(folder)) from None
+            except OSError:  # a file system without locks, where one has to take care oneself
+                pass
+        yield
 
 
 def write_tensors(place: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:

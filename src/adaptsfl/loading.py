@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from adaptsfl import checks
 from adaptsfl.config import ModelConfig, PlannerConfig, ProblemFile, Recipe, load_problem_file, load_recipe
-from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from
+from adaptsfl.convergence import LONGEST_INTERVAL, RoundsModel, model_from
 from adaptsfl.costs import CutCosts
-from adaptsfl.errors import InvalidInput, naming
+from adaptsfl.errors import InvalidInput, inside, naming
 from adaptsfl.fleet import Fleet, Server, memory_limits, noise_from, resources_from
 from adaptsfl.planner import PlanProblem
 
@@ -107,6 +107,18 @@ def split_model(model: ModelConfig, *, to_train: bool = False) -> "tuple[SplitMo
     return models.split(built.module, example, model.granularity), example
 
 
+def classes_of(model: "SplitModel", example: "Tensor") -> int:
+    """Return the size of the model's last dimension: how many classes it tells apart."""
+    import torch  # noqa: PLC0415
+
+    module = model.module
+    mode = module.training
+    with torch.no_grad():
+        outputs = module.eval()(example)
+    module.train(mode)
+    return int(outputs.shape[-1])
+
+
 @contextmanager
 def _options_named() -> Iterator[None]:
     """Say of an error about one of a model's options where in the recipe that is."""
@@ -137,7 +149,7 @@ def problem_from_file(file: ProblemFile) -> PlanProblem:
 
 
 def _constrained(
-    fleet: Fleet, costs: CutCosts, model: ConvergenceModel, batch_size: int, limits: PlannerConfig
+    fleet: Fleet, costs: CutCosts, model: RoundsModel, batch_size: int, limits: PlannerConfig
 ) -> PlanProblem:
     cuts = [limits.cuts] * fleet.size if isinstance(limits.cuts, int) else limits.cuts
     return PlanProblem(
@@ -150,12 +162,3 @@ def _constrained(
         cuts=cuts,
         allowed_cuts=limits.allowed_cuts,
     )
-
-
-@contextmanager
-def inside(section: str) -> Iterator[None]:
-    """Name the section of the file in which an `InvalidInput` arises."""
-    try:
-        yield
-    except InvalidInput as error:
-        raise (error if error.source else error.inside(section)) from None

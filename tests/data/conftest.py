@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from adaptsfl.data import images, parquet
 from pictures import encoded, random_images
 
 Write = Callable[..., Path]
@@ -52,13 +53,26 @@ def small_cifar(tmp_path: Path, write_parquet: Write) -> Path:
 
 
 @pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images each decoding had."""
+    counts: list[int] = []
+
+    def counting(encoded, count, where):
+        counts.append(count)
+        return images.decode_images(encoded, count, where)
+
+    monkeypatch.setattr(parquet, "decode_images", counting)
+    return counts
+
+
+@pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """train/ and test/ with the classes cat and dog, 6 and 2 images each."""
-    images = iter(random_images(16, seed=2))
+    pictures = iter(random_images(16, seed=2))
     for split, count in (("train", 6), ("test", 2)):
         for name in ("cat", "dog"):
             folder = tmp_path / "pictures" / split / name
             folder.mkdir(parents=True)
             for k in range(count):
-                (folder / f"{k}.png").write_bytes(encoded(next(images), "PNG"))
+                (folder / f"{k}.png").write_bytes(encoded(next(pictures), "PNG"))
     return tmp_path / "pictures"

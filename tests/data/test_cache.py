@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adaptsfl.config import DataConfig
-from adaptsfl.data import images, load_dataset, parquet
+from adaptsfl.data import load_dataset
 from adaptsfl.data.cache import cache_folder
 from pictures import random_images
 
@@ -17,19 +17,6 @@ from pictures import random_images
 @pytest.fixture
 def config(small_cifar, tmp_path) -> DataConfig:
     return DataConfig(name="cifar10", path=str(small_cifar), cache=str(tmp_path / "kept"))
-
-
-@pytest.fixture
-def decoded(monkeypatch) -> list[int]:
-    """How many images each decoding had."""
-    counts: list[int] = []
-
-    def counting(encoded, count, where):
-        counts.append(count)
-        return images.decode_images(encoded, count, where)
-
-    monkeypatch.setattr(parquet, "decode_images", counting)
-    return counts
 
 
 def cache_file(tmp_path: Path) -> Path:

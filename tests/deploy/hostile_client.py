@@ -20,13 +20,21 @@ from adaptsfl.deploy.service import METHODS
 from adaptsfl.deploy.tensors import pack
 from adaptsfl.deploy.terms import PROTOCOL
 from adaptsfl.deploy.transfer import CHUNK_BYTES, chunks
-from deploy.in_process import Deployment
+from deploy.in_process import PATIENCE_S, Deployment
 
 # What gRPC says, on this side, when a server ends a call while it is spoken to.
 CUT_SHORT = "Internal error from Core"
 ABSURD = (float("nan"), float("inf"), float("-inf"), -1.0, 1e300, 5e-324, 1.7e308)
 HUGE = (0, 1, 2**16, 2**31, 2**32 - 1)
 WORDS = ("", "device-1", "\x1b[2J\x1b[31m", "float32", "float64", "../../etc", "x" * 2000, "\u202e", "{}" * 100)
+
+
+def refusal(status: str) -> tuple[str, str]:
+    """Return the ways in which a client may see one refusal: the server's status, or only that its call was ended.
+
+    A server that refuses does not read on; gRPC then drops the status if the client's next write fails first.
+    """
+    return status, "ENDED"
 
 
 class Hostile:
@@ -61,7 +69,7 @@ class Hostile:
 
         if not takes_many:
             self.sent += 1
-        call = start(sending() if takes_many else (messages or [b""])[0], timeout=60.0)
+        call = start(sending() if takes_many else (messages or [b""])[0], timeout=PATIENCE_S)
         try:
             if gives_many:
                 async for _ in call:
@@ -254,7 +262,7 @@ class Liar(Hostile):
         """Join, wait for a plan, tell one lie; return how the connection was ended."""
         call = self.channels["edge"].stream_stream(
             "/adaptsfl.Edge/train", wire.FromDevice.SerializeToString, wire.ToDevice.FromString
-        )(timeout=60.0)
+        )(timeout=PATIENCE_S)
         self.call_ = call
         try:
             await self.say(hello=wire.Hello(device=self.name, version=PROTOCOL))

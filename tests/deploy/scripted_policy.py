@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from adaptsfl.policies import BasePolicy, Decision, Observation
 from adaptsfl.policies.adaptsfl import AdaptSFL
-from adaptsfl.training import TrainingPlan
 
 
 class Scripted(BasePolicy):
@@ -25,4 +24,4 @@ class Scripted(BasePolicy):
         if not interval:
             return AdaptSFL().decide(seen)
         here = seen.present or range(seen.devices)
-        return Decision(TrainingPlan(tuple(cuts[k] for k in here), interval))
+        return Decision(tuple(cuts[k] for k in here), interval)

@@ -23,7 +23,7 @@ from adaptsfl.deploy.resources import MeasuredFleet
 from adaptsfl.deploy.sessions import Arrival, Session
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import Refused, TrainingDiverged
-from adaptsfl.simulation.folder import read_run
+from adaptsfl.runs.folder import read_run
 from adaptsfl.training import OptimizerSettings
 from deploy.in_process import PATIENCE_S, RECIPE, Deployment, deployed
 
@@ -46,7 +46,7 @@ def planned(*plans: int) -> str:
 
 
 def played(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, PATIENCE_S / 3))
+    asyncio.run(asyncio.wait_for(scenario, PATIENCE_S))
 
 
 def made(here: Deployment, number: int, kind: type[Device]) -> Device:
@@ -301,12 +301,12 @@ def test_nobody_is_accused_when_the_fed_server_forgets_layers_that_were_delivere
             fed, refused, deliveries = here.conductor.fed, asyncio.Event(), [0, 0, 0]
             close, missing = fed.close, []
 
-            async def forgotten(attempt: int, weights: Any) -> wire.Closed:
+            async def forgotten(attempt: int, weights: Any, *, measured: int) -> wire.Closed:
                 if not refused.is_set():
                     assert here.conductor.block is not None
                     here.fed.block = None
                     await here.conductor.averaging.open_again(here.conductor.block)  # as when a device comes meanwhile
-                closed = await close(attempt, weights)
+                closed = await close(attempt, weights, measured=measured)
                 missing.append(len(closed.missing))
                 refused.set()
                 return closed
@@ -329,12 +329,14 @@ def test_nobody_is_accused_when_the_fed_server_forgets_layers_that_were_delivere
 
 
 @pytest.mark.parametrize("delivered", [False, True], ids=["before the device delivers", "after the device delivered"])
+@pytest.mark.parametrize("before", [False, True], ids=["which had delivered none", "which had delivered its first"])
 def test_own_layers_of_a_device_that_lost_its_layers_meanwhile_are_delivered_again(
-    tmp_path: Path, delivered: bool
+    tmp_path: Path, before: bool, delivered: bool
 ) -> None:
     async def scenario() -> None:
         async with deployed(tmp_path, None, THREE, SHORT, ALL_NEEDED, recipe=planned(1442)) as here:
             fed, reached, go_on, brought = here.conductor.fed, asyncio.Event(), asyncio.Event(), asyncio.Event()
+            came_back, may_deliver = asyncio.Event(), asyncio.Event()
             deliver, own = fed.deliver, []
 
             def weight_of(state: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -349,25 +351,30 @@ def test_own_layers_of_a_device_that_lost_its_layers_meanwhile_are_delivered_aga
                 return moved
 
             async def in_time(_device: DeviceParty) -> None:
-                if not delivered:
-                    await brought.wait()
+                came_back.set()
+                await (may_deliver if delivered else brought).wait()
 
             fed.deliver = slowly  # type: ignore[method-assign]
-            *others, lost = started(here, *[DeviceParty] * 3)
+            first_life = DeviceParty if before else before_delivering(lambda _device: asyncio.Event().wait())
+            *others, lost = started(here, DeviceParty, DeviceParty, first_life)
             await here.until(reached.is_set)
             block = here.conductor.block
             assert block is not None
+            if before:
+                await here.until(lambda: 2 in block.delivered)
             lost.cancel()
             again = asyncio.create_task(made(here, 3, before_delivering(in_time)).run())
-            await here.until(lambda: 2 not in block.delivered)
+            await here.until(came_back.is_set)
+            assert 2 not in block.delivered
             if delivered:
+                may_deliver.set()
                 await here.until(lambda: 2 in block.delivered)
             go_on.set()
             await here.finish([*others, again])
             assert [name for name, _ in own] == ["device-3", "device-3"]
-            before = weight_of(here.conductor.template.layer(3).state())
-            assert not torch.equal(own[0][1], before)
-            torch.testing.assert_close(own[1][1], before)
+            start = weight_of(here.conductor.template.layer(3).state())
+            assert not torch.equal(own[0][1], start)
+            torch.testing.assert_close(own[1][1], start)
 
     played(scenario())
 

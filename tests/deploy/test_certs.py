@@ -198,7 +198,7 @@ def test_an_authority_that_expired(folder, monkeypatch):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotWritten, match="certificates cannot be written"):
+    with pytest.raises(NotWritten, match="certs: cannot be written"):
         make_certificates(tmp_path / "file" / "certs", [])
 
 

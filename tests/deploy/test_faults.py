@@ -20,6 +20,7 @@ from torch import Tensor
 
 from adaptsfl.config import load_recipe
 from adaptsfl.simulation.experiment import Experiment
+from deploy import told_time
 from deploy.deployed import HERE, PATIENCE_S, RECIPE, Fleets, Talk, deployment, finish, model_of, record_of
 from deploy.proxy import Proxy
 
@@ -30,6 +31,7 @@ ALL_NEEDED = "deploy.quorum=1.0"
 NO_DEADLINE = "deploy.round_deadline_s=100000.0"
 # What device-1 is sent, in bytes: some to begin with, and 16 kB of gradients every round.
 ROUND = 16_700
+SMALL_ROUND = 4_300  # of device-2 at the second cut
 AMID_BLOCK_2 = 62_000 + 3 * ROUND - 25_000
 
 
@@ -204,31 +206,44 @@ def test_devices_killed_amid_a_round_leave_the_others_training_and_may_come_back
 def test_a_straggler_is_left_behind_and_one_that_is_away_at_the_end_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wires, late = Wires(), "deploy.round_deadline_s=6.0"
+    """Deadlines pass by a signal; between two of them everybody has as much time as this machine needs."""
+    wires = Wires()
+    recipe = TWO.replace("[314, 412, 531]", "[314, 912, 531]")
 
     def prepare(fleet: Fleets) -> None:
         wires(fleet)
         wires.second = Proxy(fleet.edge)
         fleet.options["device-2"] = ["--edge", wires.second.address]
+        fleet.first["edge"] = told_time.by_signal
 
-    with deployment(tmp_path, monkeypatch, late, devices=2, recipe=TWO, prepare=prepare) as (fleet, talk):
-        wires.edge.wait_until_held()
-        process = fleet.processes["device-2"]
-        process.send_signal(signal.SIGSTOP)
+    with deployment(tmp_path, monkeypatch, NO_DEADLINE, devices=2, recipe=recipe, prepare=prepare) as (fleet, talk):
+        wires.wait_amid_block_2(talk)
+        slow = fleet.processes["device-1"]
+        slow.send_signal(signal.SIGSTOP)
+        wires.second.hold("down", 3 * SMALL_ROUND)  # device-2 takes a few rounds of the block alone, and not all
+        fleet.processes["edge"].send_signal(signal.SIGUSR1)
+        talk.wait_for("edge", "goes on without device-1")
+        wires.second.wait_until_held()
         wires.edge.release()
-        talk.wait_for("edge", "goes on without device-2")
-        process.send_signal(signal.SIGCONT)
-        talk.wait_for("device-2", "block 3:")
+        wires.edge.hold("up", ROUND + ROUND // 2)  # what it has for a round that is over, and half of the next
+        slow.send_signal(signal.SIGCONT)
+        wires.edge.wait_until_held()
+        wires.fed.hold("up", 300)
+        wires.second.release()
+        wires.edge.release()
+        wires.fed.wait_until_held()  # the block's last round is over, and device-1 amid delivering its layers
         wires.second.refusing = True
         wires.second.cut()
+        wires.fed.release()
         talk.wait_for("edge", "waiting for device-2 to hear that the run is over")
         wires.second.refusing = False
         finish(fleet, talk)
         assert "the run is over" in talk.of("device-2")
         assert [process.wait(PATIENCE_S) for process in fleet.processes.values()] == [0, 0, 0, 0]
     record = record_of(fleet)
-    assert [block["first_round"] for block in record] == FIRST_ROUNDS
-    assert [0] in record[1]["present"], talk.everything()
+    assert [block["first_round"] for block in record] == [1, 4, 13]
+    assert record[0].get("present") is None
+    assert [1] in record[1]["present"], talk.everything()
     assert record[1]["present"][-1] == [0, 1], talk.everything()  # it takes part again
     no_traceback(talk)
 

@@ -4,9 +4,9 @@ All parties are in this process, over TLS: what its memory grows by is an upper 
 """
 
 import asyncio
-import contextlib
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from adaptsfl.costs import CutCosts
+from adaptsfl.deploy import conductor as conducting
 from adaptsfl.deploy import service, sessions
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.certs import make_certificates
@@ -24,12 +25,11 @@ from adaptsfl.deploy.terms import PROTOCOL
 from adaptsfl.errors import BadMessage, Refused, TrainingDiverged
 from adaptsfl.latency import phase_times
 from adaptsfl.training import OptimizerSettings
-from deploy.hostile_client import ABSURD, Hostile, Liar, hold_open
+from deploy.hostile_client import ABSURD, Hostile, Liar, hold_open, refusal
 from deploy.in_process import PATIENCE_S, Deployment, deployed
 
 HOSTILE = ("device-4", "device-5", "device-6")
 HONEST = ("device-1", "device-2", "device-3")
-MESSAGES = 10_000
 ENDS = {"INVALID_ARGUMENT", "PERMISSION_DENIED", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "ENDED", "OK"}
 GROWTH_MB = 150  # of a process that holds all parties; one message of each attack kept would be more
 FLEET = ("fleet.devices=6", "deploy.quorum=0.5", "deploy.start_deadline_s=0.0")
@@ -70,7 +70,8 @@ async def undisturbed(folder: Path, certs: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("endless")
-def test_ten_thousand_hostile_messages_change_nothing(tmp_path: Path, certs: Path) -> None:
+@pytest.mark.parametrize("messages", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_hostile_messages_change_nothing(tmp_path: Path, certs: Path, messages: int) -> None:
     async def main() -> None:
         expected = await undisturbed(tmp_path / "quiet", certs)
         async with deployed(tmp_path / "loud", certs, *FLEET, PLANS) as deployment:
@@ -79,18 +80,18 @@ def test_ten_thousand_hostile_messages_change_nothing(tmp_path: Path, certs: Pat
             await asyncio.gather(*(hostile.rage(300) for hostile in hostiles))
             before = resident_mb()
             devices = [*early, *joined(deployment, HONEST[2:])]
-            await asyncio.gather(*(hostile.rage(MESSAGES // len(hostiles)) for hostile in hostiles))
+            await asyncio.gather(*(hostile.rage(messages // len(hostiles) + 1) for hostile in hostiles))
             await deployment.finish(devices)
             after = resident_mb()
             sent = sum(hostile.sent for hostile in hostiles)
             ended = sum((hostile.ended for hostile in hostiles), start=type(hostiles[0].ended)())
             print(f"{sent} messages, {before:.0f} MB before, {after:.0f} MB after, {dict(ended)}")
-            assert sent >= MESSAGES
+            assert sent >= messages
             assert after - before < GROWTH_MB
             # Whatever they tried, it was refused for a reason; UNKNOWN would be an error of ours.
             assert set(ended) <= {"INVALID_ARGUMENT", "PERMISSION_DENIED", "FAILED_PRECONDITION", "ENDED", "OK"}
-            assert ended["INVALID_ARGUMENT"] > 1000
-            assert all(deployment.status(name).violations > 100 for name in HOSTILE)
+            assert ended["INVALID_ARGUMENT"] > messages // 10
+            assert all(deployment.status(name).violations > messages // 100 for name in HOSTILE)
             assert all(deployment.status(name).violations == 0 for name in HONEST)
             for name, tensor in deployment.model().items():
                 assert torch.equal(tensor, expected[name]), name
@@ -100,21 +101,31 @@ def test_ten_thousand_hostile_messages_change_nothing(tmp_path: Path, certs: Pat
     asyncio.run(main())
 
 
+def end_soon(deployment: Deployment) -> None:
+    """Let a run without an end of its own end with the block that is being trained."""
+    ending = deployment.conductor.loop.ending
+    ending.run = ending.run.model_copy(update={"rounds": 1})
+
+
 @pytest.mark.usefixtures("endless")
-def test_a_member_that_lies_in_every_way_does_not_end_the_run(tmp_path: Path, certs: Path) -> None:
+def test_a_member_that_lies_in_every_way_does_not_end_the_run(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)  # the liar will be gone
+
     async def main() -> None:
-        changes = ("deploy.quorum=0.5", "run.rounds=25", "deploy.round_deadline_s=5.0")
+        changes = ("deploy.quorum=0.5", "run.rounds=1000000", "deploy.round_deadline_s=1.0")
         async with deployed(tmp_path, certs, *changes) as deployment:
             devices = joined(deployment, HONEST)
             liar = Liar(deployment, "device-4", 0)
             for lie in liar.lies:  # everything once, and everybody at work, before memory counts
                 await liar.lie(lie)
             before = resident_mb()
-            while not deployment.run.done():
+            while deployment.status("device-4").violations <= len(liar.lies):
                 for lie in liar.lies:
-                    with contextlib.suppress(StopAsyncIteration):
-                        code = await liar.lie(lie)
-                        assert code in ENDS, (lie, code)
+                    code = await liar.lie(lie)
+                    assert code in ENDS, (lie, code)
+            end_soon(deployment)
             await deployment.finish(devices)
             after = resident_mb()
             print(f"{liar.sent} messages, {before:.0f} MB before, {after:.0f} MB after, {dict(liar.told)}")
@@ -126,31 +137,31 @@ def test_a_member_that_lies_in_every_way_does_not_end_the_run(tmp_path: Path, ce
             assert all(line.isprintable() for line in deployment.lines)
             await liar.close()
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_three_violations_shut_a_device_out_of_everything(tmp_path: Path, certs: Path) -> None:
     async def main() -> None:
         async with deployed(tmp_path, certs) as deployment:
             hostile = Hostile(deployment, "device-4", 0)
-            assert await hostile.call("Edge", "train", [b"\xff"]) == "INVALID_ARGUMENT"
+            assert await hostile.call("Edge", "train", [b"\xff"]) in refusal("INVALID_ARGUMENT")
             nasty = wire.FromDevice(hello=wire.Hello(device="\x1b[2J\x07", version=PROTOCOL))
-            assert await hostile.call("Edge", "train", [nasty.SerializeToString()]) == "INVALID_ARGUMENT"
+            assert await hostile.call("Edge", "train", [nasty.SerializeToString()]) in refusal("INVALID_ARGUMENT")
             assert deployment.status("device-4").state == "away"
-            assert await hostile.call("Edge", "echo", [b"", b""]) == "INVALID_ARGUMENT"
+            assert await hostile.call("Edge", "echo", [b"", b""]) in refusal("INVALID_ARGUMENT")
             for method in ("train", "echo"):
-                assert await hostile.call("Edge", method, []) == "PERMISSION_DENIED"
+                assert await hostile.call("Edge", method, []) in refusal("PERMISSION_DENIED")
             board = deployment.status("device-4")
             assert (board.state, board.violations) == ("quarantined", 3)
             assert board.last_error.isprintable()
             # The other server sees for itself.
             for _ in range(3):
-                assert await hostile.call("Fed", "deliver", [b"\xff"]) == "INVALID_ARGUMENT"
+                assert await hostile.call("Fed", "deliver", [b"\xff"]) in refusal("INVALID_ARGUMENT")
             for method in ("deliver", "fetch", "echo"):
-                assert await hostile.call("Fed", method, []) == "PERMISSION_DENIED"
+                assert await hostile.call("Fed", method, []) in refusal("PERMISSION_DENIED")
             said = len(deployment.lines)
             for _ in range(500):
-                assert await hostile.call("Edge", "train", [b"\xff"]) in ("PERMISSION_DENIED", "ENDED")
+                assert await hostile.call("Edge", "train", [b"\xff"]) in refusal("PERMISSION_DENIED")
             assert len(deployment.lines) == said  # nobody is told five hundred times
             assert deployment.status("device-4").violations == 3
             await hostile.close()
@@ -158,39 +169,50 @@ def test_three_violations_shut_a_device_out_of_everything(tmp_path: Path, certs:
     asyncio.run(main())
 
 
-def test_a_device_may_not_do_anything_too_often(tmp_path: Path, certs: Path) -> None:
+def test_a_device_may_not_do_anything_too_often(tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All within one minute, however long it takes here."""
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
     async def main() -> None:
         async with deployed(tmp_path, certs) as deployment:
             hostile = Hostile(deployment, "device-4", 0)
             hello = [hostile.hello().SerializeToString()]
             codes = [await hostile.call("Edge", "train", hello) for _ in range(sessions.JOINS_PER_MINUTE + 20)]
-            assert codes.count("OK") == sessions.JOINS_PER_MINUTE
-            assert codes.count("RESOURCE_EXHAUSTED") == 20
+            assert codes[: sessions.JOINS_PER_MINUTE] == ["OK"] * sessions.JOINS_PER_MINUTE
+            assert set(codes[sessions.JOINS_PER_MINUTE :]) <= set(refusal("RESOURCE_EXHAUSTED"))
             for server in ("Edge", "Fed"):
                 codes = [await hostile.call(server, "echo", []) for _ in range(service.ECHOES_PER_MINUTE + 5)]
-                assert codes.count("RESOURCE_EXHAUSTED") == 5
+                assert codes[: service.ECHOES_PER_MINUTE] == ["OK"] * service.ECHOES_PER_MINUTE
+                assert set(codes[service.ECHOES_PER_MINUTE :]) <= set(refusal("RESOURCE_EXHAUSTED"))
             # Calls that are left open: so many, and what they announce is not taken from memory.
             await deployment.until(lambda: not deployment.fed._calls)
             before = resident_mb()
             calls = [await hold_open(hostile, "Fed", "deliver", []) for _ in range(service.MOST_CALLS)]
             await deployment.until(lambda: sum(deployment.fed._calls.values()) == service.MOST_CALLS)
-            assert await hostile.call("Fed", "deliver", []) == "RESOURCE_EXHAUSTED"
-            assert await Hostile(deployment, "device-5", 0).call("Fed", "deliver", []) == "INVALID_ARGUMENT"
+            assert await hostile.call("Fed", "deliver", []) in refusal("RESOURCE_EXHAUSTED")
+            assert await Hostile(deployment, "device-5", 0).call("Fed", "deliver", []) in refusal("INVALID_ARGUMENT")
             assert resident_mb() - before < 20
             for call in calls:
                 call.cancel()
             await deployment.until(lambda: not deployment.fed._calls)
-            assert await hostile.call("Fed", "deliver", []) == "INVALID_ARGUMENT"
+            assert await hostile.call("Fed", "deliver", []) in refusal("INVALID_ARGUMENT")
             await hostile.close()
 
     asyncio.run(main())
 
 
-def test_devices_that_say_nothing_hold_nobody_up_for_long(tmp_path: Path, certs: Path) -> None:
-    """One says hello, one is ready and then silent, one sends a header and no bytes: one deadline is lost, not ten."""
+def test_devices_that_say_nothing_hold_nobody_up_for_long(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One says hello, one is ready and then silent, one sends a header and no bytes: one deadline is lost, not ten.
+
+    No honest device is ever left behind, however slow this machine is: without all of them there is no quorum.
+    """
+    monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)  # they would not listen
+    monkeypatch.setattr(conducting, "PREPARING_S", 0.0)
 
     async def main() -> None:
-        changes = (*FLEET, PLANS, "deploy.round_deadline_s=3.0", "run.evaluate_every=100")
+        changes = (*FLEET, PLANS, "deploy.round_deadline_s=1.0", "run.evaluate_every=100")
         async with deployed(tmp_path, certs, *changes) as deployment:
             silent = [Liar(deployment, name, 0) for name in HOSTILE]
             hello = silent[0].hello()
@@ -222,7 +244,7 @@ def test_whoever_claims_deliveries_that_never_came_is_shut_out(tmp_path: Path, c
     """It trains as it should, says that its layers are at the fed server, and brings none."""
 
     async def main() -> None:
-        async with deployed(tmp_path, certs, "deploy.round_deadline_s=20.0", "run.rounds=20") as deployment:
+        async with deployed(tmp_path, certs, "deploy.round_deadline_s=20.0", "run.rounds=1000000") as deployment:
             devices = joined(deployment, HONEST)
             cheat = deployment.device("device-4")
 
@@ -236,6 +258,7 @@ def test_whoever_claims_deliveries_that_never_came_is_shut_out(tmp_path: Path, c
                     await cheat.run()
                 why.append(str(caught.value))
             assert "its layers are at the fed server, and none are" in why[0]
+            end_soon(deployment)
             await deployment.finish(devices)
             assert deployment.status("device-4").state == "quarantined"
             assert deployment.conductor.roster.members["device-4"].undelivered == STRIKES

@@ -37,7 +37,7 @@ from adaptsfl.deploy.identity import (
 )
 from adaptsfl.errors import InvalidInput
 
-LONG_S = 60  # no test waits so long unless something hangs
+LONG_S = 600  # no test waits so long unless something hangs
 DEVICE_1 = Party("device", "device-1")
 CLAIM = (("adaptsfl-party", "edge/edge"),)
 

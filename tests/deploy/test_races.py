@@ -20,12 +20,12 @@ from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
 from adaptsfl.deploy.fed import FedServer
 from adaptsfl.deploy.identity import SERVER_OPTIONS, Party, listen, open_channel
 from adaptsfl.deploy.layers_file import Template
-from adaptsfl.deploy.parties import held
 from adaptsfl.deploy.service import Calls, NotNow, Service
 from adaptsfl.deploy.sessions import Arrival, Session
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.up import free_port
 from adaptsfl.errors import InvalidInput
+from adaptsfl.files import held
 from deploy.deployed import HERE, PATIENCE_S, RECIPE
 
 TWO = RECIPE.replace("[31234, 22222, 53142]", "[412]").replace("rounds = 20", "rounds = 8")
@@ -132,7 +132,7 @@ async def _served(service: Service, address: str) -> grpc.aio.Server:
 
 
 def played(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, PATIENCE_S / 3))
+    asyncio.run(asyncio.wait_for(scenario, PATIENCE_S))
 
 
 def on_arrival(monkeypatch: pytest.MonkeyPatch, number: int, round_: int, act: Callable[[], object]) -> None:
@@ -180,7 +180,7 @@ def test_activations_that_come_while_their_round_is_trained_are_too_late_and_the
 
 
 def _presents(here: House) -> list[Any]:
-    from adaptsfl.simulation.folder import read_run  # noqa: PLC0415
+    from adaptsfl.runs.folder import read_run  # noqa: PLC0415
 
     return [
         [list(present) for present in block.present or [(0, 1)] * block.rounds]
@@ -222,8 +222,8 @@ def test_a_device_that_comes_back_is_sent_nothing_before_its_plan(tmp_path: Path
             run = here.start(here.conductor.run())
             here.start(first.run())
             lost = here.start(second.run())
-            await here.until(lambda: here.conductor.round is not None and list(here.conductor.round.arrivals) == [1])
             await here.until(lambda: here.conductor.progress.rounds == 1)
+            await here.until(lambda: here.conductor.round is not None and list(here.conductor.round.arrivals) == [1])
             lost.cancel()
             again = here.device(2)
             preparing, prepare = again.stop_at("preparing")
@@ -350,7 +350,11 @@ def test_a_device_whose_gradients_are_no_numbers_is_left_out_and_the_others_are_
 
 
 def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(InvalidInput, match="in use by another server"), held(tmp_path):
+    with (
+        held(tmp_path),
+        pytest.raises(InvalidInput, match=r"is in use by another process\. Wait until"),
+        held(tmp_path),
+    ):
         pass
     with held(tmp_path):
         pass

@@ -1,13 +1,12 @@
 """Devices that may not take part are told so, and end; they do not knock for ever."""
 
 import asyncio
-import os
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+import warm
 from adaptsfl.deploy import certs as making
 from adaptsfl.deploy.certs import make_certificates
 from adaptsfl.deploy.device import DeviceParty
@@ -83,16 +82,10 @@ def test_the_command_ends_with_code_1_and_one_line(tmp_path: Path, certs: Path) 
     others = tmp_path / "others"
     make_certificates(others, ["device-1"])
 
-    async def join(deployment: Deployment, name: str, folder: Path) -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "adaptsfl", "join", "--edge", deployment.edge_address),
-            *("--fed", deployment.fed_address, "--name", name, "--certs", str(folder), "--patience", "0"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=dict(os.environ),
-        )
-        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-        return process.returncode, output.decode()
+    async def join(deployment: Deployment, name: str, folder: Path) -> tuple[int, str]:
+        servers = ("--edge", deployment.edge_address, "--fed", deployment.fed_address)
+        device = ("--name", name, "--certs", str(folder), "--patience", "0")
+        return await asyncio.to_thread(warm.run, ["join", *servers, *device], timeout=PATIENCE_S)
 
     async def main() -> None:
         async with deployed(tmp_path / "run", certs) as deployment:

@@ -15,7 +15,7 @@ from adaptsfl.deploy.resources import FASTEST, TRAVELLING, WHOLE_BITS, MeasuredF
 from adaptsfl.deploy.wire_pb2 import Rates, Ready
 from adaptsfl.errors import BadMessage
 from adaptsfl.models import build, profile, split
-from adaptsfl.simulation.beliefs import MEMORY_ROUNDS
+from adaptsfl.runs.beliefs import MEMORY_ROUNDS
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.layers import Layer
 

@@ -8,12 +8,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from adaptsfl import planner
-from adaptsfl.convergence import ConvergenceModel
+from adaptsfl.convergence import ConvergenceModel, PowerRounds, RoundsTable
 from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InfeasiblePlan, InvalidInput, SolverError
 from adaptsfl.fleet import Fleet, Server
 from adaptsfl.planner import PlanProblem, bcd
-from problems import MAX_INTERVAL, Small, by_hand, paper_like, small_problems
+from problems import MAX_INTERVAL, Small, by_hand, measured_like, paper_like, small_problems
 
 CLOSE = 1e-9
 
@@ -66,6 +66,30 @@ def test_exact_equals_exhaustive_with_more_devices(problem):
 @given(small_problems(Small(most_devices=2, most_layers=12, restricted=False)))
 def test_exact_equals_exhaustive_with_more_layers(problem):
     check_exact(problem)
+
+
+@pytest.mark.parametrize("form", ["powers", "table"])
+@settings(max_examples=400)
+@given(st.data())
+def test_exact_equals_exhaustive_for_measured_rounds(form, data):
+    problem = data.draw(small_problems(Small(rounds=form)))
+    event("infeasible" if solve(problem, "exact") is None else "feasible")
+    check_exact(problem)
+
+
+@pytest.mark.parametrize("form", ["powers", "table"])
+@settings(max_examples=100)
+@given(st.data())
+def test_exact_equals_exhaustive_for_measured_rounds_with_more_layers(form, data):
+    check_exact(data.draw(small_problems(Small(most_devices=2, most_layers=12, restricted=False, rounds=form))))
+
+
+@pytest.mark.parametrize("form", ["powers", "table"])
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_equals_exhaustive_for_measured_rounds_where_the_grid_has_many_values(seed, form, monkeypatch):
+    monkeypatch.setattr("adaptsfl.planner.grid.BANDS", 2)
+    problem = measured_like(paper_like(devices=4, seed=seed, fleet="heterogeneous"), form)
+    check_exact(dataclasses.replace(problem, allowed_cuts=[1, 2, 4, 5, 7, 10, 13, 16], max_interval=200))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -191,6 +215,82 @@ def test_a_root_far_beyond_the_longest_interval():
     assert planner.plan(problem).interval == 1000
 
 
+@pytest.mark.parametrize("solver", ["exact", "bcd"])
+def test_the_unit_of_a_table_changes_no_plan(solver):
+    """Rounds in any unit: the plan is the same, and its time in proportion."""
+    intervals = np.array([1, 3, 9])
+    rounds = np.array([[1.0, 1.1, 1.5], [1.0, 1.3, 2.0], [1.0, 2.0, 8.0]])
+    one = planner.plan(by_hand(convergence=RoundsTable(intervals, rounds)), solver)
+    many = planner.plan(by_hand(convergence=RoundsTable(intervals, rounds * 1e6)), solver)
+    assert (one.interval, one.cuts.tolist()) == (many.interval, many.cuts.tolist())
+    assert many.predicted_time_s == pytest.approx(one.predicted_time_s * 1e6)
+    assert many.relative_rounds == pytest.approx(one.relative_rounds)
+
+
+def test_rounds_without_end_take_for_ever_even_if_they_cost_nothing():
+    zeros = np.zeros(3)
+    free = by_hand(costs=CutCosts(zeros, zeros, zeros, zeros, zeros), convergence=RoundsTable([1, 4], np.ones((3, 2))))
+    assert free.time_to_target_s(4, np.array([1, 2])) == 0
+    assert free.time_to_target_s(3, np.array([1, 2])) == np.inf
+
+
+def test_a_table_that_is_a_plateau_is_left_at_its_end():
+    """As many rounds up to I = 9: the longest of them costs least. Cuts 1 and 2 then take 26.8 + 9/9 s a round."""
+    table = RoundsTable(np.array([1, 3, 9, 27]), np.array([[1.0, 1.0, 1.0, 9.0]] * 3))
+    plan = planner.plan(by_hand(convergence=table, cuts=[1, 2]))
+    assert (plan.interval, plan.relative_rounds, plan.drift_share) == (9, 1.0, 0.0)
+    assert plan.predicted_time_s == pytest.approx(27.8)
+
+
+def test_powers_worked_by_hand():
+    """Cuts 1 and 2, p = 0.1: A = 26.8, B = 9, I' = (9/26.8)·0.9/0.1 = 3.02; Θ(3) = 3^0.1·(26.8 + 3)."""
+    plan = planner.plan(by_hand(convergence=PowerRounds([0.1, 0.1, 0.1]), cuts=[1, 2]))
+    assert (plan.interval, plan.rounds_model) == (3, "powers")
+    assert plan.predicted_time_s == pytest.approx(3**0.1 * 29.8)
+    assert plan.rounds == plan.relative_rounds == pytest.approx(3**0.1)
+
+
+def test_a_deeper_cut_is_charged_for_its_rounds():
+    """A server so slow that cut 3 is best, but for a table by which L_c = 3 needs a hundred times the rounds."""
+    problem = by_hand(max_interval=MAX_INTERVAL)
+    slow = problem.fleet.scaled(1e-3, "server.flops").scaled(1e6, "fed_uplink_bps", "fed_downlink_bps")
+    for last, deepest in ((1.0, 3), (100.0, 2)):
+        table = RoundsTable(np.array([1]), np.array([[1.0], [1.0], [last]]))
+        problem = dataclasses.replace(problem, fleet=slow, convergence=table)
+        check_exact(problem)
+        assert planner.plan(problem).deepest == deepest
+
+
+class Logarithmic:
+    """R = 1 + L_c·ln(I)/10: a rounds model of one's own, of which the planner knows nothing but the protocol."""
+
+    form, title, achieved, scale = "table", "logarithms", "Done", "slope"
+    layers, most = 3, 40
+
+    def rounds(self, interval, deepest):
+        return 1 + np.asarray(deepest) * np.log(interval) / 10
+
+    def choices(self, deepest, shortest, longest):
+        return range(shortest, min(longest, self.most) + 1)
+
+    def check_feasible(self, interval=1, deepest=1):
+        pass
+
+
+def test_a_rounds_model_of_ones_own_is_planned_with():
+    problem = by_hand(convergence=Logarithmic())
+    check_exact(problem)
+    assert planner.plan(problem).interval > 1
+    assert planner.plan(problem, "bcd").predicted_time_s >= planner.plan(problem).predicted_time_s * (1 - CLOSE)
+
+
+def test_a_model_of_ones_own_without_limits_is_refused(monkeypatch):
+    monkeypatch.setattr(Logarithmic, "most", 10**9)
+    with pytest.raises(SolverError, match=r"1,000,000,000 intervals to choose from.*Set planner.max_interval"):
+        planner.plan(by_hand(convergence=Logarithmic()))
+    check_exact(by_hand(convergence=Logarithmic(), max_interval=100))
+
+
 # ── Infeasible problems ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -200,6 +300,10 @@ def test_a_root_far_beyond_the_longest_interval():
     [
         ({"convergence": ConvergenceModel(0.1, 2.0, [0.1] * 3, 2.0, 0.0)}, r"budget: is 0"),
         ({"interval": 20}, r"interval 20 and cuts up to 1"),
+        (
+            {"interval": 7, "convergence": RoundsTable(np.array([1, 4, 16]), np.ones((3, 3)))},
+            r"planner.interval: is 7, which convergence.table.intervals does not have; the nearest are 4 and 16",
+        ),
         ({"interval": 6, "cuts": [3, 1]}, r"interval 6 and cuts up to 3"),
         ({"cuts": [3, 1], "allowed_cuts": [1, 2]}, r"device 1: planner.cuts gives a cut outside planner.allowed_cuts"),
     ],
@@ -245,6 +349,8 @@ def test_memory_limits_need_the_memory_of_every_cut():
         ({"batch_size": 0}, r"batch_size: is 0"),
         ({"batch_size": 1.5}, r"batch_size: is not a whole number: 1\.5"),
         ({"convergence": ConvergenceModel(0.1, 2.0, [0.1], 2.0, 1.0)}, r"convergence: describes 1 layers"),
+        ({"convergence": PowerRounds([0.1])}, r"convergence: describes 1 layers"),
+        ({"convergence": RoundsTable([1], [[1.0]] * 4)}, r"convergence: describes 4 layers"),
     ],
 )
 def test_bad_problems_are_explained(changes, message):
@@ -260,9 +366,11 @@ def test_unknown_solver_is_explained():
 # ── The paper's algorithm ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("form", ["bound", "powers", "table"])
 @settings(max_examples=60)
-@given(small_problems())
-def test_bcd_is_never_better_than_exact(problem):
+@given(st.data())
+def test_bcd_is_never_better_than_exact(form, data):
+    problem = data.draw(small_problems(Small(rounds=form)))
     best, descent = solve(problem, "exact"), solve(problem, "bcd")
     assert (best is None) == (descent is None)
     if best is not None and descent is not None:
@@ -280,10 +388,14 @@ def test_bcd_comes_near_the_optimum_on_realistic_problems(fleet):
         assert descent.predicted_time_s <= best.predicted_time_s * 1.2
 
 
+@pytest.mark.parametrize("form", ["bound", "powers", "table"])
 @settings(max_examples=40)
-@given(small_problems(Small(restricted=False)), st.integers(1, 8))
-def test_dinkelbach_finds_the_best_cuts_of_a_fixed_interval(problem, interval):
+@given(st.data())
+def test_dinkelbach_finds_the_best_cuts_of_a_fixed_interval(form, data):
     """Algorithm 2 alone is optimal for its subproblem; exhaustive search with the interval fixed is the oracle."""
+    problem = data.draw(small_problems(Small(restricted=False, rounds=form)))
+    some = list(range(1, 9)) if form != "table" else problem.convergence.intervals.tolist()
+    interval = data.draw(st.sampled_from([one for one in some if one <= MAX_INTERVAL]))
     fixed = dataclasses.replace(problem, interval=interval)
     descent, oracle = solve(fixed, "bcd"), solve(fixed, "exhaustive")
     assert (descent is None) == (oracle is None)
@@ -316,6 +428,12 @@ def test_exhaustive_refuses_large_problems():
         planner.plan(paper_like(devices=20, seed=0), "exhaustive")
 
 
+def test_exhaustive_refuses_endless_intervals():
+    """Nine combinations of cuts only, but powers forbid no interval."""
+    with pytest.raises(SolverError, match=r"9 combinations of cuts with up to 1e\+09 intervals"):
+        planner.plan(by_hand(convergence=PowerRounds([0.1, 0.2, 0.3])), "exhaustive")
+
+
 def test_exhaustive_refuses_what_does_not_fit_into_memory():
     """One interval only, but 2^20 combinations of 20 cuts each."""
     problem = dataclasses.replace(paper_like(devices=20, seed=0), allowed_cuts=[1, 2], interval=1)
@@ -323,7 +441,9 @@ def test_exhaustive_refuses_what_does_not_fit_into_memory():
         planner.plan(problem, "exhaustive")
 
 
-def test_a_large_problem_is_solved_to_the_end():
-    plan = planner.plan(paper_like(devices=2000, seed=0, fleet="heterogeneous"))
+@pytest.mark.parametrize("form", ["bound", "powers", "table"])
+def test_a_large_problem_is_solved_to_the_end(form):
+    problem = paper_like(devices=2000, seed=0, fleet="heterogeneous")
+    plan = planner.plan(problem if form == "bound" else measured_like(problem, form))
     assert plan.status == "optimal"
     assert plan.gap <= 1e-10

@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 
 from adaptsfl import planner
-from problems import by_hand, paper_like
+from adaptsfl.convergence import PowerRounds, RoundsTable
+from problems import by_hand, measured_like, paper_like
 
 
 def test_sensitivity_goes_the_right_way_for_every_resource():
@@ -37,3 +39,45 @@ def test_alternatives_are_never_better_than_the_optimum():
 def test_alternatives_keep_to_the_allowed_intervals():
     problem = by_hand(interval=1)
     assert [row.title for row in planner.alternatives(problem, planner.plan(problem))] == ["one cut for all"]
+
+
+def test_alternatives_to_a_tables_interval_are_the_tables_own():
+    table = RoundsTable(np.array([1, 2, 4, 8, 16]), np.ones((3, 5)))
+    for longest, others in ((8, [2, 4]), (2, [1])):
+        problem = by_hand(convergence=table, max_interval=longest)
+        rows = planner.alternatives(problem, planner.plan(problem))
+        assert [row.interval for row in rows[1:]] == others
+
+
+@pytest.mark.parametrize("form", ["bound", "powers", "table"])
+def test_other_rounds_go_the_right_way(form):
+    problem = paper_like(devices=10, seed=2, fleet="heterogeneous")
+    problem = problem if form == "bound" else measured_like(problem, form)
+    plan = planner.plan(problem)
+    half, double = planner.other_rounds(problem, plan)
+    assert (half.factor, double.factor) == (0.5, 2.0)
+    assert half.best.predicted_time_s < plan.predicted_time_s < double.best.predicted_time_s
+    for row in (half, double):
+        assert row.best.predicted_time_s <= row.kept_time_s * (1 + 1e-9)
+
+
+def test_other_rounds_worked_by_hand():
+    """Cuts 1 and 2, I = 4: 26.8 + 9/4 s a round; p = 0.5, so 2 rounds for one, and √2 or 4 with half or double p."""
+    problem = by_hand(interval=4, cuts=[1, 2], convergence=PowerRounds([0.5] * 3))
+    plan = planner.plan(problem)
+    assert plan.relative_rounds == 2.0
+    times = [row.kept_time_s for row in planner.other_rounds(problem, plan)]
+    assert times == pytest.approx([2**0.5 * 29.05, 4 * 29.05])
+
+
+def test_no_plan_is_left_where_double_the_drift_eats_all_progress():
+    """κ₂ = 0.03, I = 5: D = 0.75 of c = 1."""
+    problem = by_hand(interval=5, cuts=[1, 2])
+    half, double = planner.other_rounds(problem, planner.plan(problem))
+    assert half.best is not None
+    assert (double.best, double.kept_time_s) == (None, np.inf)
+
+
+def test_other_rounds_beyond_what_powers_may_be_are_left_out():
+    problem = by_hand(convergence=PowerRounds([0.1, 0.2, 8.0]))
+    assert [row.factor for row in planner.other_rounds(problem, planner.plan(problem))] == [0.5]

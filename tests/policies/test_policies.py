@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from adaptsfl import latency, planner
 from adaptsfl.config import PlannerConfig
+from adaptsfl.convergence import PowerRounds, RoundsTable
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.policies import POLICIES, BasePolicy, Decision, make_policy
+from adaptsfl.policies.place import fastest_cuts
 from adaptsfl.policies.rma_ams import balanced_cuts
-from adaptsfl.training import Schedule, TrainingPlan
+from adaptsfl.training import Schedule
 from policies.observations import of, seen, wide
 from problems import Small, by_hand, paper_like, small_problems
 
@@ -31,12 +33,12 @@ def test_every_policy_gives_a_plan_that_training_accepts(name):
     policy, observation = made(name), wide()
     for block in range(4):
         decided = policy.decide(dataclasses.replace(observation, block=block, divergence=np.array([0.1 * block])))
-        decided.plan.check(observation.devices, observation.layers)
-        schedule = Schedule(decided.plan)
+        decided.check(observation.devices, observation.layers)
+        schedule = Schedule(decided)
         for _ in range(decided.length):
             schedule.advance()
-        schedule.change(decided.plan)  # refused anywhere but after an averaging
-        assert decided.plan.interval is None or not any(schedule.ages)
+        schedule.change(decided)  # refused anywhere but after an averaging
+        assert decided.interval is None or not any(schedule.ages)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -46,7 +48,7 @@ def test_the_same_seed_gives_the_same_decision(name):
 
 @pytest.mark.parametrize("name", ["rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams"])
 def test_another_seed_gives_another_decision(name):
-    assert len({str(made(name).decide(wide(seed=seed)).plan) for seed in range(8)}) > 1
+    assert len({str(made(name).decide(wide(seed=seed))) for seed in range(8)}) > 1
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("fixed", "fedavg", "centralized")])
@@ -57,8 +59,8 @@ def test_memory_limits_hold(name):
     for seed in range(20):
         fleet = dataclasses.replace(problem.fleet, memory_bytes=[1.0, 2.0])
         decided = made(name).decide(seen(seed, fleet=fleet, costs=costs))
-        assert decided.cuts[0] == 1
-        assert decided.cuts[1] <= 2
+        assert decided.placement[0] == 1
+        assert decided.placement[1] <= 2
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "centralized"])
@@ -75,10 +77,10 @@ def test_the_recipes_limits_hold(name):
     for seed in range(5):
         fixed = PlannerConfig(interval=3, cuts=[2, 1])
         decided = made(name).decide(seen(seed, limits=fixed))
-        assert decided.plan.interval == 3
-        assert decided.cuts == (2, 1)
+        assert decided.interval == 3
+        assert decided.placement == (2, 1)
         short = made(name).decide(seen(seed, limits=PlannerConfig(max_interval=2, allowed_cuts=[1, 3])))
-        assert short.plan.interval <= 2
+        assert short.interval <= 2
         assert set(short.cuts) <= {1, 3}
 
 
@@ -109,16 +111,16 @@ def test_adaptsfl_is_the_planners_optimum_or_its_error(problem):
         allowed_cuts=problem.allowed_cuts,
     )
     decided = made("adaptsfl").decide(of(problem, limits=limits))
-    found = float(problem.time_to_target_s(decided.plan.interval, np.array(decided.cuts)))
+    found = float(problem.time_to_target_s(decided.interval, np.array(decided.placement)))
     assert found == pytest.approx(best.predicted_time_s, rel=1e-9)
-    assert decided.length == decided.plan.interval
+    assert decided.length == decided.interval
 
 
 @pytest.mark.parametrize("name", CONVERGING)
 def test_without_drift_nothing_is_averaged_but_decided_again_after_a_while(name):
     model = dataclasses.replace(by_hand().convergence, drift_per_layer=np.zeros(3))
     decided = made(name).decide(seen(convergence=model))
-    assert decided.plan.interval is None
+    assert decided.interval is None
     assert decided.length == 25
 
 
@@ -132,8 +134,8 @@ def test_rma_ms_plans_the_cuts_for_the_interval_drawn():
     for seed in range(10):
         observation = wide(seed)
         decided = made("rma+ms").decide(observation)
-        best = planner.plan(observation.problem(interval=decided.plan.interval))
-        assert decided.cuts == tuple(best.cuts)
+        best = planner.plan(observation.problem(interval=decided.interval))
+        assert decided.placement == tuple(best.cuts)
 
 
 def test_rma_ms_takes_the_fastest_cuts_where_the_interval_makes_no_progress():
@@ -144,27 +146,61 @@ def test_rma_ms_takes_the_fastest_cuts_where_the_interval_makes_no_progress():
     problem = by_hand()
     every = np.array(list(itertools.product([1, 2, 3], repeat=2)))
     seconds = problem.round_s(every) + problem.aggregation_s(every) / 9
-    assert decided.plan.interval == 9
-    assert decided.cuts == tuple(every[np.argmin(seconds)])
+    assert decided.interval == 9
+    assert decided.placement == tuple(every[np.argmin(seconds)])
 
 
 def test_ma_rms_takes_the_best_interval_for_its_cuts():
     for seed in range(10):
         observation = wide(seed)
         decided = made("ma+rms").decide(observation)
-        times = [float(observation.problem().time_to_target_s(i, np.array(decided.cuts))) for i in range(1, 400)]
-        assert decided.plan.interval == int(np.argmin(times)) + 1
+        times = [float(observation.problem().time_to_target_s(i, np.array(decided.placement))) for i in range(1, 400)]
+        assert decided.interval == int(np.argmin(times)) + 1
 
 
 @pytest.mark.parametrize("name", CONVERGING)
 def test_where_drift_is_to_be_measured_the_interval_lets_it_drift(name):
     """Without that, who once plans I = 1 would never learn how much longer intervals lose."""
     model = dataclasses.replace(by_hand().convergence, drift_per_layer=np.full(3, 0.015))
-    found = {probe: made(name).decide(seen(convergence=model, probe=probe)).plan.interval for probe in (1, 4, 50)}
+    found = {probe: made(name).decide(seen(convergence=model, probe=probe)).interval for probe in (1, 4, 50)}
     assert found[4] == max(4, found[1])
     assert found[1] < found[50] < 50  # as long as any progress is left
     limited = seen(convergence=model, probe=4, limits=PlannerConfig(max_interval=2))
-    assert made(name).decide(limited).plan.interval <= 2
+    assert made(name).decide(limited).interval <= 2
+
+
+POWERS = PowerRounds([0.1, 0.1, 0.2])
+TABLE = RoundsTable([1, 3, 9], [[1.0, 1.1, 1.5], [1.0, 1.1, 2.0], [1.2, 2.0, 9.0]])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("model", [POWERS, TABLE], ids=["powers", "table"])
+def test_every_policy_takes_measured_rounds(name, model):
+    for seed in range(5):
+        decided = made(name).decide(seen(seed, convergence=model))
+        decided.check(2, 3)
+        if name in CONVERGING:
+            assert decided.interval in model.choices(3, 1, 1000)
+
+
+@pytest.mark.parametrize("name", CONVERGING)
+def test_a_table_is_measured_at_an_interval_that_it_has(name):
+    """At most the probe, and trusted: of 1, 3 and 9, that is 3, until 9 is within reach."""
+    table = RoundsTable([1, 3, 9], [[1.0, 4.0, 20.0]] * 3)  # by which I = 1 is best
+    for probe, interval in ((1, 1), (2, 1), (5, 3), (9, 9)):
+        assert made(name).decide(seen(convergence=table, probe=probe)).interval == interval
+    level = RoundsTable([1, 3, 9], [[1.0, 1.0, 1.0]] * 3)
+    for trusted, interval in ((2, 1), (8, 3), (9, 9)):
+        assert made(name).decide(seen(convergence=level, trusted_interval=trusted)).interval == interval
+
+
+def test_cuts_that_are_blind_to_convergence_are_the_same_whatever_the_rounds():
+    """L_c = 3 needs a thousand times the rounds, and 7 is no interval of the table."""
+    steep = RoundsTable([1, 3, 9], [[1.0] * 3, [1.0] * 3, [1000.0] * 3])
+    for model in (PowerRounds([0.0, 0.0, 10.0]), steep):
+        for interval in (None, 1, 7):
+            assert (fastest_cuts(seen(convergence=model), interval) == fastest_cuts(seen(), interval)).all()
+        assert make_policy("fixed", interval=7, cut=3).decide(seen(convergence=model)) == Decision((3, 3), 7)
 
 
 def test_estimates_are_asked_for_by_those_who_look_at_them():
@@ -179,7 +215,7 @@ def test_random_intervals_are_uniform_on_1_to_25_and_cuts_on_all_layers():
     rng = np.random.default_rng(0)
     observation = seen(rng=rng)
     decided = [made("rma+rms").decide(observation) for _ in range(4000)]
-    shares = np.bincount([one.plan.interval for one in decided], minlength=27) / 4000
+    shares = np.bincount([one.interval for one in decided], minlength=27) / 4000
     assert shares[0] == shares[26] == 0
     assert np.abs(shares[1:26] - 0.04).max() < 0.014
     cuts = np.bincount([one.cuts[0] for one in decided], minlength=4) / 4000
@@ -188,7 +224,7 @@ def test_random_intervals_are_uniform_on_1_to_25_and_cuts_on_all_layers():
 
 def test_the_longest_random_interval_is_an_option():
     for name in ("rma+ms", "rma+rms", "rma+ams"):
-        drawn = {make_policy(name, longest=2).decide(seen(seed)).plan.interval for seed in range(20)}
+        drawn = {make_policy(name, longest=2).decide(seen(seed)).interval for seed in range(20)}
         assert drawn == {1, 2}
 
 
@@ -229,9 +265,9 @@ def test_balanced_cuts_by_hand():
 
 def test_dama_averages_the_shallow_half_three_times_as_often():
     decided = made("dama+rms").decide(seen(limits=PlannerConfig(cuts=[3, 1])))
-    assert decided == Decision(TrainingPlan((3, 1), 5, {3: 15}), 15)
+    assert decided == Decision((3, 1), 5, {3: 15}, rounds=15)
     one_layer = made("dama+rms").decide(seen(limits=PlannerConfig(cuts=1)))
-    assert one_layer == Decision(TrainingPlan((1, 1), 5), 15)
+    assert one_layer == Decision((1, 1), 5, rounds=15)
 
 
 def test_dama_moves_by_one_against_the_moving_average():
@@ -239,14 +275,14 @@ def test_dama_moves_by_one_against_the_moving_average():
     policy = make_policy("dama+rms", first=5, decay=0.5)
     steps = [(np.zeros(0), 5), ([1.0, 1.0], 5), ([2.0, 4.0], 4), ([1.0], 5), ([1.5], 5), ([0.1], 6)]
     for divergence, expected in steps:
-        assert policy.decide(seen(divergence=np.array(divergence))).plan.interval == expected
+        assert policy.decide(seen(divergence=np.array(divergence))).interval == expected
 
 
 def test_dama_stays_between_one_and_the_longest():
     up, down = make_policy("dama+rms", first=24), make_policy("dama+rms", first=2)
     for k in range(10):
-        longest = up.decide(seen(divergence=np.array([2.0**-k]))).plan.interval
-        shortest = down.decide(seen(divergence=np.array([2.0**k]))).plan.interval
+        longest = up.decide(seen(divergence=np.array([2.0**-k]))).interval
+        shortest = down.decide(seen(divergence=np.array([2.0**k]))).interval
     assert (longest, shortest) == (25, 1)
 
 
@@ -261,10 +297,10 @@ def test_sfl_and_psl_take_the_fastest_cuts_or_those_given():
     assert problem.round_s(np.array(psl.cuts)) == round_s.min()
     both = round_s + problem.aggregation_s(every)
     assert sfl.cuts == tuple(every[np.argmin(both)])
-    assert (sfl.plan.interval, sfl.length) == (1, 1)
-    assert (psl.plan.interval, psl.length) == (None, 25)
+    assert (sfl.interval, sfl.length) == (1, 1)
+    assert (psl.interval, psl.length) == (None, 25)
     assert make_policy("sfl", cut=2).decide(seen()).cuts == (2, 2)
-    assert make_policy("psl", cuts=[3, 1], rounds=4).decide(seen()) == Decision(TrainingPlan((3, 1), None), 4)
+    assert make_policy("psl", cuts=[3, 1], rounds=4).decide(seen()) == Decision((3, 1), None, rounds=4)
 
 
 @pytest.mark.parametrize("name", ["sfl", "psl", "rma+rms", "rma+ams", "rma+ms", "splitfed-v1"])
@@ -274,8 +310,8 @@ def test_policies_blind_to_convergence_do_not_mind_a_target_out_of_reach(name):
 
 def test_fixed_takes_what_is_not_given_from_the_recipe():
     limits = PlannerConfig(interval=6, cuts=[3, 1])
-    assert make_policy("fixed").decide(seen(limits=limits)).plan == TrainingPlan((3, 1), 6)
-    assert make_policy("fixed", interval=2, cut=1).decide(seen(limits=limits)).plan == TrainingPlan((1, 1), 2)
+    assert make_policy("fixed").decide(seen(limits=limits)) == Decision((3, 1), 6)
+    assert make_policy("fixed", interval=2, cut=1).decide(seen(limits=limits)) == Decision((1, 1), 2)
     with pytest.raises(InvalidInput, match=r"policy.interval: is missing"):
         make_policy("fixed", cut=1).decide(seen())
     with pytest.raises(InvalidInput, match=r"policy.cut: is missing"):
@@ -283,13 +319,13 @@ def test_fixed_takes_what_is_not_given_from_the_recipe():
 
 
 def test_fedavg_has_every_cut_at_the_last_layer():
-    assert make_policy("fedavg", interval=3).decide(seen()).plan == TrainingPlan((3, 3), 3)
-    assert make_policy("fedavg").decide(seen()).plan == TrainingPlan((3, 3), 7)
+    assert make_policy("fedavg", interval=3).decide(seen()) == Decision((3, 3), 3)
+    assert make_policy("fedavg").decide(seen()) == Decision((3, 3), 7)
 
 
 def test_splitfed():
-    assert make_policy("splitfed-v1", cut=2).decide(seen()) == Decision(TrainingPlan((3, 3), 7), placed=(2, 2))
-    assert make_policy("splitfed-v2", cut=2).decide(seen()) == Decision(TrainingPlan((2, 2), 7))
+    assert make_policy("splitfed-v1", cut=2).decide(seen()) == Decision((3, 3), 7, placed=(2, 2))
+    assert make_policy("splitfed-v2", cut=2).decide(seen()) == Decision((2, 2), 7)
     assert make_policy("splitfed-v2", cut=2).trainer == "turns"
 
 
@@ -311,23 +347,23 @@ def test_one_cut_for_all_is_the_fastest_and_is_kept():
 def test_vanilla_split_learning_and_centralized():
     relay, central = made("vanilla-sl"), made("centralized")
     assert (relay.trainer, central.trainer) == ("relay", "centralized")
-    assert relay.decide(seen()).plan.interval is None
-    assert central.decide(seen()).plan.interval == 1
-    assert make_policy("vanilla-sl", cut=3, rounds=2).decide(seen()) == Decision(TrainingPlan((3, 3), None), 2)
+    assert relay.decide(seen()).interval is None
+    assert central.decide(seen()).interval == 1
+    assert make_policy("vanilla-sl", cut=3, rounds=2).decide(seen()) == Decision((3, 3), None, rounds=2)
 
 
 # Decisions, names and options
 
 
 def test_a_decision_lasts_a_whole_number_of_intervals():
-    assert Decision(TrainingPlan((1,), 4)).length == 4
-    assert Decision(TrainingPlan((1,), 4), 8).length == 8
+    assert Decision((1,), 4).length == 4
+    assert Decision((1,), 4, rounds=8).length == 8
     with pytest.raises(InvalidInput, match="rounds: is 6, but layers are averaged every 4"):
-        Decision(TrainingPlan((1,), 4), 6)
-    with pytest.raises(InvalidInput, match="rounds: is missing, and the plan never averages"):
-        Decision(TrainingPlan((1,), None))
+        Decision((1,), 4, rounds=6)
+    with pytest.raises(InvalidInput, match="rounds: is missing, and nothing is ever averaged"):
+        _ = Decision((1,), None).length
     with pytest.raises(InvalidInput, match="placed: has 2 entries"):
-        Decision(TrainingPlan((1,), 4), placed=(1, 1))
+        Decision((1,), 4, placed=(1, 1))
 
 
 def test_titles_are_the_papers():
@@ -374,18 +410,17 @@ def test_a_policy_of_the_users_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_policy.py").write_text(
         "from adaptsfl.policies import BasePolicy, Decision\n"
-        "from adaptsfl.training import TrainingPlan\n"
         "class Mine(BasePolicy):\n"
         "    def __init__(self, cut=1):\n"
         "        self.cut = cut\n"
         "    def decide(self, seen):\n"
-        "        return Decision(TrainingPlan((self.cut,) * seen.devices, 2))\n"
+        "        return Decision((self.cut,) * seen.devices, 2)\n"
         "class NoPolicy:\n"
         "    title = 'none'\n"
     )
     mine = make_policy("own_policy:Mine", cut=3)
     assert (mine.title, mine.trainer) == ("Mine", "engine")
-    assert mine.decide(seen()).plan == TrainingPlan((3, 3), 2)
+    assert mine.decide(seen()) == Decision((3, 3), 2)
     with pytest.raises(InvalidInput, match=r"policy: .*'cutt'"):
         make_policy("own_policy:Mine", cutt=3)
     with pytest.raises(
@@ -415,10 +450,10 @@ def test_what_a_policy_of_the_users_own_says_about_itself_is_checked(tmp_path, m
 
 def test_numpy_numbers_make_a_decision_of_plain_ones():
     one = np.int64(1)
-    decided = Decision(TrainingPlan((one, one), np.int64(2), {one: np.int64(4)}), np.int64(4), (one, one))
-    plain = [decided.plan.interval, decided.length, *decided.cuts, *decided.plan.layer_intervals]
+    decided = Decision((one, one), np.int64(2), {one: np.int64(4)}, rounds=np.int64(4), placed=(one, one))
+    plain = [decided.interval, decided.length, *decided.placement, *decided.layer_intervals]
     assert json.dumps(plain) == "[2, 4, 1, 1, 1]"
-    assert type(decided.plan.layer_intervals[1]) is int
+    assert type(decided.layer_intervals[1]) is int
 
 
 def test_a_base_policy_alone_decides_nothing():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptsfl.simulation.folder import Run, find_runs
+from adaptsfl.runs.folder import Run, find_runs
 from simulated_runs import write_experiment
 
 

@@ -13,7 +13,7 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
 from adaptsfl.report.page import page_text, write_page
 from adaptsfl.report.page_data import MOST_COLUMNS, MOST_ROWS, page_data
-from adaptsfl.simulation.folder import find_runs
+from adaptsfl.runs.folder import find_runs
 from simulated_runs import write_simulated_run
 
 MEGABYTE = 1_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptsfl.report.page import write_page
-from adaptsfl.simulation.folder import RUN, find_runs, write_run
+from adaptsfl.runs.folder import RUN, find_runs, write_run
 from browser import asked, chromium, dom, needs_chromium
 from simulated_runs import POLICIES, write_experiment, write_simulated_run
 

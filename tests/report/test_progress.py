@@ -9,9 +9,9 @@ from rich.console import Console
 from adaptsfl.config import RunConfig
 from adaptsfl.latency import PHASES
 from adaptsfl.report.progress import Progress, rough, span
+from adaptsfl.runs.ending import rounds_planned
+from adaptsfl.runs.record import Block
 from adaptsfl.simulation.experiment import Job
-from adaptsfl.simulation.record import Block
-from adaptsfl.simulation.run import rounds_planned
 
 JOBS = [Job("adaptsfl", 0), Job("rma+rms", 0, "slow [x]")]
 

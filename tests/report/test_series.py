@@ -9,7 +9,7 @@ import pytest
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.report.series import COLOURS, curve, group, spread, thinned
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 
 def evaluated(run: Run, *evaluations: tuple[int, float, float]) -> Run:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from adaptsfl.report.summary import sizes, summary_data, summary_rows, summary_table, times
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 
 def reaching(run: Run, policy: str, seed: int, *evaluations: tuple[int, float, float]) -> Run:

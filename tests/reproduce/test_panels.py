@@ -8,7 +8,7 @@ import pytest
 from adaptsfl.costs import CutCosts
 from adaptsfl.reproduce import numbers, panels
 from adaptsfl.reproduce.numbers import Evidence
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 from reproduced import evaluated_as, evidence_of
 
 NAN = float("nan")

@@ -10,8 +10,8 @@ from adaptsfl import cli
 from adaptsfl.errors import InvalidInput
 from adaptsfl.reproduce.runner import Reproduction
 from adaptsfl.reproduce.study import recipes_folder
+from adaptsfl.runs.folder import RECORD
 from adaptsfl.simulation.experiment import Experiment
-from adaptsfl.simulation.folder import RECORD
 from adaptsfl.simulation.side_by_side import SideWatcher
 
 BASE = """
@@ -162,10 +162,17 @@ def test_an_unknown_figure_and_a_missing_folder_are_said_in_words(tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_the_papers_figures_run_in_a_smaller_form(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "figures",
+    [
+        ["motivation-interval"],
+        pytest.param(["motivation-cut", "converged", "uncertainty", "ablation-interval"], marks=pytest.mark.slow),
+    ],
+    ids=["one figure", "every other kind"],
+)
+def test_the_papers_figures_run_in_a_smaller_form(figures, tmp_path, monkeypatch, capsys):
     """Every kind of figure at the smoke scale, with few rounds and the narrowest network."""
     monkeypatch.chdir(tmp_path)
-    figures = ["motivation-interval", "motivation-cut", "converged", "uncertainty", "ablation-interval"]
     assert set(figures) <= {path.stem for path in recipes_folder().glob("*.toml")}
     less = ["run.rounds=2", "run.evaluate_every=1", "run.test_samples=20", "training.batch_size=2"]
     call = ["reproduce", *figures, "--out", "out", *(part for text in less for part in ("--set", text))]

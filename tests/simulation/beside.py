@@ -7,11 +7,14 @@ from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from adaptsfl.policies import Decision, Observation
+from adaptsfl.policies import BasePolicy, Decision, Observation
+from adaptsfl.policies.adaptsfl import AdaptSFL
+from adaptsfl.policies.dama_rms import DepthAware
 from adaptsfl.policies.fixed import Fixed
-from adaptsfl.simulation.trajectory import Learned, Store
+from adaptsfl.runs.backend import Learned
+from adaptsfl.simulation.store import Store
 
-PATIENCE_S = 120.0  # a test that waits for what never comes should fail, not hang
+PATIENCE_S = 600.0  # a test that waits for what never comes should fail, not hang
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
@@ -34,6 +37,27 @@ class Held(Fixed):
         if seen.block == 2:
             wait_for(lambda: not self.file.exists())
         return super().decide(seen)
+
+
+class HeldAdaptSFL(AdaptSFL):
+    """AdaptSFL that waits near its end while HOLD names it: whoever stops the run is never too late."""
+
+    def decide(self, seen: Observation) -> Decision:
+        _wait_near_the_end(self, seen)
+        return super().decide(seen)
+
+
+class HeldDepthAware(DepthAware):
+    """The same of DAMA+RMS."""
+
+    def decide(self, seen: Observation) -> Decision:
+        _wait_near_the_end(self, seen)
+        return super().decide(seen)
+
+
+def _wait_near_the_end(policy: BasePolicy, seen: Observation) -> None:
+    if seen.round >= 90 and type(policy).__name__ in os.environ.get("HOLD", ""):
+        wait_for(lambda: False)
 
 
 class Deadly(Fixed):
@@ -60,6 +84,6 @@ def learned(k: int) -> Learned:
 def add_steps(file: Path, name: str, count: int, together: Barrier) -> None:
     """Add `count` steps, all processes at the same time."""
     store = Store(file)
-    together.wait(60)
+    together.wait(PATIENCE_S)
     for k in range(count):
         store.add(f"{name} {k}", learned(k))

@@ -2,8 +2,6 @@
 
 import json
 import math
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,11 @@ from adaptsfl.config import Recipe, parse
 from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
 from adaptsfl.policies import Decision
 from adaptsfl.policies.splitfed import SplitFedV2
+from adaptsfl.runs.folder import RECORD, RUN, read_run
+from adaptsfl.simulation.backend import SimulatedBackend
 from adaptsfl.simulation.experiment import MODEL, RECIPE, TRAJECTORIES, Experiment, Job, Watcher
-from adaptsfl.simulation.folder import RECORD, RUN, read_run
-from adaptsfl.simulation.trajectory import Store, Trajectory
+from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.world import seeded
-from adaptsfl.training import TrainingPlan
 
 
 def recipe(**run) -> Recipe:
@@ -56,25 +54,6 @@ def stop_after(wanted: int):
     return stop
 
 
-def test_two_that_do_the_same_run_do_it_one_after_the_other(tmp_path, whole):
-    """The second begins while the first is at work, waits, and finds all of it done."""
-    begun, trained, others = threading.Event(), [], []
-    watcher = Watcher(begins=lambda _job, _world: begun.set(), on_round=lambda t, _loss: trained.append(t))
-
-    def start_another(_block) -> None:
-        if not others:
-            others.append(threading.Thread(target=Experiment(recipe(), tmp_path).execute, args=[watcher]))
-            others[0].start()
-            assert begun.wait(300)
-            time.sleep(0.2)  # in which it would write over what is there
-
-    (run,) = Experiment(recipe(), tmp_path).execute(Watcher(on_block=start_another))
-    others[0].join()
-    assert run.status == "done"
-    assert trained == []
-    assert record(tmp_path) == whole
-
-
 @pytest.mark.parametrize("stops", [[1], [4], [6], [7, 8], [6, 6, 10]])
 def test_stopped_after_any_round_a_run_goes_on_to_the_same_end(tmp_path, whole, stops):
     """In the middle of a block, too: then the weights are those of no block's end, and must not be taken for such."""
@@ -94,7 +73,7 @@ def test_what_was_torn_by_a_crash_is_trained_again_and_nothing_else(tmp_path, wh
     file.write_text(kept[:-10])
     Experiment(recipe(), tmp_path).execute()
     assert record(tmp_path) == whole
-    assert len(Store(file).steps) == 3
+    assert len(Store(file).known) == 3
 
 
 def test_a_recipe_that_cannot_be_run_claims_no_folder(tmp_path):
@@ -175,8 +154,10 @@ def test_another_versions_run_is_not_written_over(tmp_path):
 
 def test_weights_that_are_no_numbers_are_no_result(tmp_path, monkeypatch):
     """The loss of a round is that before its update: the last update's harm shows in the weights alone."""
-    original = Trajectory.state
-    monkeypatch.setattr(Trajectory, "state", lambda self: {name: x * math.inf for name, x in original(self).items()})
+    original = SimulatedBackend.state
+    monkeypatch.setattr(
+        SimulatedBackend, "state", lambda self: {name: x * math.inf for name, x in original(self).items()}
+    )
     with pytest.raises(TrainingDiverged, match=r"round 1: .* has weights that are not finite. Lower the learning rate"):
         Experiment(recipe(rounds=1), tmp_path).execute()
     assert read_run(tmp_path / "fixed-seed0").status == "failed"
@@ -199,11 +180,11 @@ class Moving(SplitFedV2):
     """Moves the cut, which those who take turns cannot follow."""
 
     def decide(self, seen):
-        return Decision(TrainingPlan((1 + seen.block,) * seen.devices, 2))
+        return Decision((1 + seen.block,) * seen.devices, 2)
 
 
 def test_who_takes_turns_keeps_the_cut(tmp_path):
-    with pytest.raises(InvalidInput, match=r"decision\.plan\.cuts: is \(2, 2, 2\).*kept for the whole run"):
+    with pytest.raises(InvalidInput, match=r"decision\.cuts: is \(2, 2, 2\).*kept for the whole run"):
         Experiment(recipe(), tmp_path, policies=["simulation.test_experiment:Moving"]).execute()
 
 
@@ -212,7 +193,7 @@ def test_stopping_stops_all_runs_also_where_no_checkpoint_can_be_written(tmp_pat
         raise NotWritten("the disk is full")
 
     made = Experiment(recipe(checkpoint_every=99), tmp_path, policies=["fixed", "psl"])
-    monkeypatch.setattr(Trajectory, "save", save)
+    monkeypatch.setattr(SimulatedBackend, "save", save)
     with pytest.raises(KeyboardInterrupt):
         made.execute(Watcher(on_round=stop_after(2), fails=lambda _job, _error: None))
     assert read_run(tmp_path / "fixed-seed0").status == "stopped"

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import adaptsfl
+import warm
 from adaptsfl.errors import RankFailed
+from adaptsfl.runs.folder import RECORD, find_runs
 from adaptsfl.simulation.experiment import MODEL, Experiment
-from adaptsfl.simulation.folder import RECORD, find_runs
 from adaptsfl.simulation.rank_speeds import EQUAL, VARIABLE
 from adaptsfl.simulation.world import make_world
 from adaptsfl.training.ranks import ALONE, Ranks
@@ -158,14 +159,21 @@ def outcome(folder: Path) -> tuple[bytes, dict[str, Tensor]]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """What two ranks give that nobody kills; only the first of them prints."""
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    ended, said = torchrun(folder, one_machine(0))
-    assert ended == [0], said
-    assert said.count("report:") == 1
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "small.toml").write_text(RECIPE)
+    call = ["simulate", str(folder / "small.toml"), "--out", str(folder / "out")]
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # as torchrun does
+    ranks = [
+        warm.Command(call, {**surroundings(), **told, "RANK": rank, "LOCAL_RANK": rank}, without=["matplotlib"])
+        for rank in "01"
+    ]
+    said = [rank.communicate(PATIENCE_S)[0] for rank in ranks]
+    assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0], said
+    assert [text.count("report:") for text in said] == [1, 0]
     return outcome(folder)
 
 
-@pytest.mark.parametrize(("machines", "killed"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize(("machines", "killed"), [(1, 0), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_started_again_and_nothing_is_lost(tmp_path, undisturbed, machines, killed):
     """Also where its machine, here a second torchrun, is another than the first rank's, which was well and restarts."""
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test"]
@@ -184,8 +192,9 @@ def test_without_restarts_the_job_ends_and_one_process_goes_on(tmp_path, undistu
     assert ended == [1], said
     assert "Signal 9 (SIGKILL) received" in said or "another rank is gone" in said
     folder = tmp_path / "run"
-    call = ["-m", "adaptsfl", "simulate", str(folder / "small.toml"), "--out", str(folder / "out")]
-    subprocess.run([sys.executable, *call], env=surroundings(), check=True, capture_output=True, timeout=PATIENCE_S)
+    call = ["simulate", str(folder / "small.toml"), "--out", str(folder / "out")]
+    code, said = warm.run(call, surroundings(), timeout=PATIENCE_S)
+    assert code == 0, said
     record, weights = outcome(folder)
     records = [[json.loads(line) for line in lines.splitlines()] for lines in (record, undisturbed[0])]
     same(*records)

@@ -1,14 +1,16 @@
 """Fleets change the clock alone: charging a record anew is running anew, wherever the policy does not look."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from adaptsfl.config import FleetConfig, Recipe, parse
 from adaptsfl.errors import InvalidInput
+from adaptsfl.report.series import time_word
+from adaptsfl.runs.folder import RECORD, RUN, find_runs
 from adaptsfl.simulation.experiment import MODEL, Experiment
-from adaptsfl.simulation.folder import RECORD, RUN, find_runs
 from adaptsfl.simulation.retime import retime
 from adaptsfl.training import Engine
 
@@ -118,3 +120,20 @@ def test_what_is_no_retimed_run_is_not_written_over(tmp_path, run):
 def test_two_runs_of_one_name_are_refused(tmp_path, run):
     with pytest.raises(InvalidInput, match="two of the runs are called 'fixed-seed1'"):
         retime([run, run], parse(FleetConfig, FLEET_B), tmp_path)
+
+
+def test_a_deployment_charged_anew_is_none_any_more(tmp_path, run):
+    """Its seconds are virtual, what was foreseen there says nothing about them, and no server goes on from it."""
+    deployed = shutil.copytree(run.folder, tmp_path / "edge")
+    info, block = (json.loads((deployed / name).read_text()) for name in (RUN, RECORD))
+    block |= {"evaluations": [[0, 0.0, 0.1, 2.3]], "restart": {"asked": True}}
+    block["estimates"] = {"predicted": {"a1": 1.0}, "measured": {"a1": 2.0}, "scale": 3.0}
+    (deployed / RUN).write_text(json.dumps({**info, "real": True}))
+    (deployed / RECORD).write_text(json.dumps(block) + "\n")
+    (real,) = find_runs([deployed])
+    (virtual,) = retime([real], parse(FleetConfig, FLEET_B), tmp_path / "out")
+    assert (real.real, virtual.real) == (True, False)
+    assert (time_word([real]), time_word([virtual])) == ("time", "virtual time")
+    assert virtual.blocks[0].estimates == {"scale": 3.0}
+    assert virtual.blocks[0].restart == {}
+    assert virtual.blocks[0].evaluations == ((0, 0.0, 0.1, 2.3),)

@@ -13,15 +13,15 @@ from adaptsfl.fleet import RATES
 from adaptsfl.latency import PHASES
 from adaptsfl.policies import BasePolicy, Decision, Observation
 from adaptsfl.policies.registry import POLICIES
+from adaptsfl.runs.folder import RUN, read_run
+from adaptsfl.runs.record import Block, block_line
 from adaptsfl.simulation.clock import round_time
 from adaptsfl.simulation.experiment import MODEL, Experiment, Watcher
-from adaptsfl.simulation.folder import RUN, read_run
-from adaptsfl.simulation.record import Block, block_line
-from adaptsfl.simulation.trajectory import Step, Store, Trajectory
+from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.world import World, make_world
-from adaptsfl.training import Engine, Sequential, TrainingPlan
+from adaptsfl.training import Engine, Sequential
 from adaptsfl.training.estimate import CONSTANTS_COST, DRIFT_COST
-from simulation.tiny import recipe, record_of, simulation, world
+from simulation.tiny import learning, recipe, record_of, simulation, step, world
 
 # Short intervals, so that eight rounds are several blocks.
 SHORT: dict[str, Any] = {"planner": {"max_interval": 3}}
@@ -152,7 +152,7 @@ def test_averages_are_over_those_present(rounds: list[int]) -> None:
     blocks = list(simulation(here, "fixed", interval=4, cut=3))
     present = [there for block in blocks for there in block.present or ()]
     assert rounds == [len(there) for there in present]
-    engine = Engine(here.model, TrainingPlan((3,) * 4, 4), here.optimizer, weights=here.data.weights.tolist())
+    engine = Engine(here.model, Decision((3,) * 4, 4), here.optimizer, weights=here.data.weights.tolist())
     losses = [float(engine.round(here.batches(t, there), there).mean()) for t, there in enumerate(present, start=1)]
     expected = [sum(losses[k : k + 4]) / 4 for k in range(0, 12, 4)]
     assert [block.loss for block in blocks] == pytest.approx(expected, rel=1e-6)
@@ -272,9 +272,7 @@ def test_a_recipe_without_data_trains_on_digits(tmp_path: Path) -> None:
 
 def test_centralised_is_the_engine_with_interval_one(short: World) -> None:
     """Plain SGD without normalisation: averaging after every round is a step on the pooled batch."""
-    pooled, averaged = (
-        Trajectory(short, trainer, Store()).advance(Step(8, 1, 3)) for trainer in ("centralized", "engine")
-    )
+    pooled, averaged = (learning(short, trainer, Store()).learn(step(8, 1, 3)) for trainer in ("centralized", "engine"))
     assert pooled.losses == pytest.approx(averaged.losses, abs=1e-6)
     assert pooled.losses[-1] != pooled.losses[0]
 
@@ -418,7 +416,7 @@ class Whimsical(BasePolicy):
         self.asked += 1
         plans = [((1, 3, 2, 4), 2), ((2, 2, 2, 2), None), ((1, 2, 1, 1), 3), ((4, 4, 4, 4), 1)]
         cuts, interval = plans[self.asked % 4]
-        return Decision(TrainingPlan(cuts, interval), 2 if interval is None else None)
+        return Decision(cuts, interval, rounds=2 if interval is None else None)
 
 
 def test_plans_that_change_all_the_time(tmp_path: Path) -> None:
@@ -441,7 +439,7 @@ class NotABasePolicy:
     title, trainer, estimates = "own", "engine", False
 
     def decide(self, seen: Observation) -> Decision:
-        return Decision(TrainingPlan((1,) * seen.devices, 1))
+        return Decision((1,) * seen.devices, 1)
 
 
 def test_an_incomplete_policy_is_refused_at_once(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,15 +13,23 @@ from typing import Any
 import pytest
 import torch
 
+import warm
 from adaptsfl.config import Recipe
 from adaptsfl.errors import InvalidInput, RunFailed, kind_of
 from adaptsfl.report.summary import summary_data
+from adaptsfl.runs.folder import RECORD, Run, read_run
 from adaptsfl.simulation.experiment import MODEL, RECIPE, Experiment, Job, Watcher
-from adaptsfl.simulation.folder import RECORD, Run, read_run
 from adaptsfl.simulation.side_by_side import SideWatcher, Task, execute_side_by_side
 from adaptsfl.training.checkpoint import has_checkpoint
 from simulation.beside import wait_for
 from simulation.tiny import recipe
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _started_at_once() -> Iterator[None]:
+    with warm.instead_of_spawn():
+        yield
+
 
 HELD, DEADLY = "simulation.beside:Held", "simulation.beside:Deadly"
 
@@ -231,14 +238,25 @@ def test_a_process_that_is_killed_loses_its_run_alone(tmp_path: Path) -> None:
     assert len(set(records(made).values())) == 1
 
 
-def test_a_process_that_is_killed_before_its_first_word_loses_its_run_alone(tmp_path: Path) -> None:
-    """As for lack of memory, while it loads torch."""
-    made, heard = Experiment(recipe(), tmp_path, policies=["psl", "sfl"]), Heard()
+def test_a_process_that_is_killed_before_its_first_word_loses_its_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for lack of memory, while it loads torch: processes that import nothing while a file exists."""
+    made, heard = Experiment(recipe(), tmp_path / "out", policies=["psl", "sfl"]), Heard()
+    hold, folder = tmp_path / "hold", tmp_path / "imported"
+    hold.touch()
+    folder.mkdir()
+    waiting = ["import pathlib, sys, time", "while '--multiprocessing-fork' in sys.orig_argv and hold.exists():"]
+    waiting[1:1] = [f"hold = pathlib.Path({str(hold)!r})"]
+    (folder / "sitecustomize.py").write_text("\n".join([*waiting, "    time.sleep(0.01)", ""]))
+    before = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *([before] if before else [])]))
+    monkeypatch.setattr(multiprocessing, "get_context", multiprocessing.context._default_context.get_context)
 
     def kill_one() -> None:
-        while not (children := multiprocessing.active_children()):
-            time.sleep(0.001)
-        children[0].kill()
+        wait_for(lambda: bool(multiprocessing.active_children()))
+        multiprocessing.active_children()[0].kill()
+        hold.unlink()
 
     killer = threading.Thread(target=kill_one)
     killer.start()

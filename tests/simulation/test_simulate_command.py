@@ -1,22 +1,27 @@
 """`adaptsfl simulate`, `report` and `retime`, as people call them."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import adaptsfl
+import warm
 from adaptsfl.cli import app
 from adaptsfl.errors import TrainingDiverged
 from adaptsfl.policies.psl import ParallelSplit
-from adaptsfl.simulation.folder import RECORD, RUN, find_runs
+from adaptsfl.report import progress
+from adaptsfl.runs.folder import RECORD, RUN, find_runs
 from adaptsfl.training import Engine
+from simulation.beside import PATIENCE_S
 
 RECIPE = """
 name = "small run"
@@ -58,7 +63,8 @@ def records(folder: Path) -> dict[str, bytes]:
     return {run.folder.name: (run.folder / RECORD).read_bytes() for run in find_runs([folder])}
 
 
-def test_runs_end_with_a_table_figures_and_a_page(recipe):
+def test_runs_end_with_a_table_figures_and_a_page(recipe, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET_S", math.inf)  # else a slow machine says how far it is
     answer = call("simulate", recipe, "--seeds", "2")
     assert answer.exit_code == 0, answer.output
     folder = Path("runs/small-run")
@@ -194,7 +200,8 @@ def test_runs_side_by_side_are_the_same_runs(recipe):
 
 def test_a_run_that_fails_beside_others_is_explained(recipe):
     broken = ["--set", "run.options.fixed.cut=99", "--jobs", "2"]
-    answer = call("simulate", recipe, *broken)
+    with warm.instead_of_spawn():
+        answer = call("simulate", recipe, *broken)
     assert answer.exit_code == 1
     done, failed = sorted(find_runs(["runs/small-run"]), key=lambda run: run.status)
     assert (done.status, failed.status) == ("done", "failed")
@@ -206,7 +213,10 @@ def test_a_run_that_fails_beside_others_is_explained(recipe):
 @pytest.mark.parametrize(
     ("decides", "message"),
     [
-        ("1 / 0", "policy: odd one raised ZeroDivisionError in own_one.py, line 5: division by zero. Mend its decide"),
+        (
+            "1 / 0",
+            "policy: odd one raised ZeroDivisionError in own_one.py, line 5: division by zero. Correct its decide",
+        ),
         ("None", "policy: odd one decided None. Return a Decision from decide"),
     ],
 )
@@ -230,7 +240,16 @@ def test_without_matplotlib_there_is_a_page_and_a_hint(recipe, monkeypatch):
 
 # ── stopped ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-LONG = ["--policies", "adaptsfl,dama+rms", "--set", "run.rounds=120", "--set", "run.checkpoint_every=4", "--quiet"]
+HELD = {"adaptsfl": "HeldAdaptSFL", "dama+rms": "HeldDepthAware"}  # so that no run ends before it is stopped
+LONG = [
+    "--policies",
+    ",".join(f"simulation.beside:{name}" for name in HELD.values()),
+    "--set",
+    "run.rounds=120",
+    "--set",
+    "run.checkpoint_every=4",
+    "--quiet",
+]
 LONG += ["--set", "faults.dropout_rate=0.05", "--set", "adapt.measure_every=10", "--seeds", "1"]
 
 
@@ -242,19 +261,37 @@ def uninterrupted(tmp_path_factory) -> dict[str, bytes]:
     return records(folder / "out")
 
 
+def started(arguments: list[str], hold: str, *, anew: bool = False) -> Any:
+    """Start a command whose policies of these names wait near their end."""
+    paths = [Path(adaptsfl.__file__).parents[1], Path(__file__).parents[1]]
+    environment = {**os.environ, "HOLD": hold, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    if not anew:
+        return warm.Command(arguments, environment, apart=True)
+    command, pipe = [sys.executable, "-m", "adaptsfl", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def record_of(policy: str, uninterrupted: dict[str, bytes]) -> Path:
+    (folder,) = (name for name in uninterrupted if HELD[policy] in name)
+    return Path("runs/small-run") / folder / RECORD
+
+
 @pytest.mark.parametrize(
-    ("policy", "stop"),
-    [("adaptsfl", signal.SIGINT), ("dama+rms", signal.SIGINT), ("adaptsfl", signal.SIGKILL)],
+    ("policy", "stop", "anew"),
+    [
+        ("adaptsfl", signal.SIGINT, True),
+        ("dama+rms", signal.SIGINT, False),
+        ("adaptsfl", signal.SIGKILL, False),
+    ],
 )
-def test_a_run_that_was_stopped_goes_on_to_the_same_end(recipe, uninterrupted, stop, policy):
-    command = [sys.executable, "-c", "from adaptsfl.cli import main; main()", "simulate", recipe, *LONG]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(adaptsfl.__file__).parents[1])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    record = Path("runs/small-run") / f"{policy}-seed0" / RECORD
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(recipe, uninterrupted, stop, policy, anew):
+    """The first in an interpreter of its own, the others in processes whose imports are done."""
+    record = record_of(policy, uninterrupted)
+    process = started(["simulate", recipe, *LONG], HELD[policy], anew=anew)
     while process.poll() is None and not (record.exists() and record.read_bytes().count(b"\n") >= 5):
         time.sleep(0.005)
     process.send_signal(stop)
-    printed, complaint = process.communicate(timeout=60)
+    printed, complaint = process.communicate(timeout=PATIENCE_S)
     assert printed == ""
     stopped_at = record.read_bytes()
     assert len(stopped_at) < len(uninterrupted[record.parent.name])
@@ -270,19 +307,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(recipe, uninterrupted, s
 @pytest.mark.parametrize("stop", ["Ctrl-C", "the caller is killed"])
 def test_runs_side_by_side_that_were_stopped_go_on_to_the_same_end(recipe, uninterrupted, stop):
     """Ctrl-C reaches the whole group of processes. Those whose caller is killed stop by themselves, soon after."""
-    command = [sys.executable, "-c", "from adaptsfl.cli import main; main()", "simulate", recipe, *LONG, "--jobs", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(adaptsfl.__file__).parents[1])}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-    files = [Path("runs/small-run") / f"{policy}-seed0" / RECORD for policy in ("adaptsfl", "dama+rms")]
+    process = started(["simulate", recipe, *LONG, "--jobs", "2"], ",".join(HELD.values()))
+    files = [record_of(policy, uninterrupted) for policy in HELD]
     while process.poll() is None and not all(file.exists() and file.read_bytes().count(b"\n") >= 2 for file in files):
         time.sleep(0.005)
     if stop == "Ctrl-C":
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.kill()
-    printed, complaint = process.communicate(timeout=60)  # until nobody is left who could write
+    printed, complaint = process.communicate(timeout=PATIENCE_S)  # until nobody is left who could write
     assert printed == ""
     if stop == "Ctrl-C":
         assert process.returncode == 130

@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from adaptsfl.config import Recipe, parse
-from adaptsfl.policies import make_policy
+from adaptsfl.decisions import Decision
+from adaptsfl.policies import BasePolicy, make_policy
+from adaptsfl.runs.backend import Order
+from adaptsfl.runs.folder import RECORD
+from adaptsfl.runs.loop import BlockLoop
+from adaptsfl.simulation.backend import SimulatedBackend
 from adaptsfl.simulation.experiment import Experiment
-from adaptsfl.simulation.faults import faults_from
-from adaptsfl.simulation.folder import RECORD
-from adaptsfl.simulation.run import Simulation
-from adaptsfl.simulation.trajectory import Store, Trajectory
+from adaptsfl.simulation.faults import Faults, faults_from
+from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.world import World, make_world
 
 BASE: dict[str, Any] = {
@@ -35,12 +38,28 @@ def recipe(**changes: Any) -> Recipe:
     return parse(Recipe, content)
 
 
-def simulation(world: World, policy: str, store: Store | None = None, **options: Any) -> Simulation:
+def simulation(world: World, policy: str, store: Store | None = None, **options: Any) -> BlockLoop:
     """Return a run that leaves nothing on disk."""
     chosen = make_policy(policy, **options)
     names = [world.fleet_at(1).name(k) for k in range(world.devices)]
-    trajectory = Trajectory(world, chosen.trainer, store or Store(), divergence=chosen.divergence)
-    return Simulation(world, chosen, faults_from(world.recipe.faults, names), trajectory)
+    return BlockLoop(SimulatedBackend(world, chosen, faults_from(world.recipe.faults, names), store or Store()), chosen)
+
+
+class Undecided(BasePolicy):
+    """A policy that nobody asks, for those who give the orders themselves."""
+
+    def __init__(self, trainer: Any = "engine", divergence: bool = False) -> None:
+        self.trainer, self.divergence = trainer, divergence
+
+
+def learning(world: World, trainer: str, store: Store, *, divergence: bool = False, **more: Any) -> SimulatedBackend:
+    """Return a backend that is asked to learn, block by block, without a loop."""
+    return SimulatedBackend(world, Undecided(trainer, divergence), Faults(world.devices), store, **more)
+
+
+def step(rounds: int, interval: int | None, deepest: int, intervals: Any = (), **more: Any) -> Order:
+    """Return an order of so many rounds, for whoever is there."""
+    return Order(Decision((deepest,), interval, dict(intervals)), rounds, first_round=1, **more)
 
 
 def world(seed: int = 0, **changes: Any) -> World:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel
 from adaptsfl.training import (
     Batch,
     Engine,
     OptimizerSettings,
-    TrainingPlan,
     load_checkpoint,
     save_checkpoint,
 )
@@ -24,7 +24,7 @@ from training.cases import make_batches, make_model, make_odd_norms
 
 SIZES = (2, 4, 2, 4, 2)
 WEIGHTS = (1.0, 5.0, 2.0, 3.0, 1.0)
-PLANS = (TrainingPlan((1, 3, 2, 1, 2), 3), TrainingPlan((4, 2, 1, 2, 1), 2, {4: 4}), TrainingPlan((2, 1, 1, 2, 1), 1))
+PLANS = (Decision((1, 3, 2, 1, 2), 3), Decision((4, 2, 1, 2, 1), 2, {4: 4}), Decision((2, 1, 1, 2, 1), 1))
 LENGTHS = (3, 4, 2)
 EVERYBODY = tuple(range(5))
 MAKING = threading.Lock()  # weights are drawn from the generator that all threads share

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
 from adaptsfl.models import SplitModel, split
 from adaptsfl.training import (
@@ -21,7 +22,6 @@ from adaptsfl.training import (
     EngineState,
     OptimizerSettings,
     Sequential,
-    TrainingPlan,
     has_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -30,7 +30,7 @@ from adaptsfl.training import (
 from training.cases import make_batches
 
 SHAPE = (1, 6, 6)
-PLAN, NEXT = TrainingPlan((1, 3, 2, 2), 3, {2: 6}), TrainingPlan((2, 1, 4, 1), 2)
+PLAN, NEXT = Decision((1, 3, 2, 2), 3, {2: 6}), Decision((2, 1, 4, 1), 2)
 IDENTITY = {"recipe": "5f3a", "layers": ["a", "b", "c"], "settings": {"rate": 0.01}}
 ROUNDS = 8
 
@@ -79,7 +79,7 @@ def test_going_on_is_not_stopping(stop: int, optimizer: tuple[str, Any], tmp_pat
     save_checkpoint(tmp_path, whole.snapshot(), extra={"clock_s": 0.1 + 0.2}, identity=IDENTITY)
     advance(whole, batches, range(stop + 1, ROUNDS + 1))
     torch.manual_seed(99)
-    other = Engine(model, TrainingPlan((1,) * 4, 1), settings)
+    other = Engine(model, Decision((1,) * 4, 1), settings)
     checkpoint = load_checkpoint(tmp_path, identity=IDENTITY)
     checkpoint.resume(other)
     assert checkpoint.extra == {"clock_s": 0.1 + 0.2}
@@ -123,7 +123,7 @@ def test_devices_that_take_turns_go_on(stop: int, relayed: bool, tmp_path: Path)
 def test_another_way_of_taking_turns_is_refused() -> None:
     model = make_model()
     state = Sequential(model, 2, 4, OptimizerSettings(), interval=2).snapshot()
-    with pytest.raises(InvalidInput, match=r"state.plan: is TrainingPlan\(cuts=\(2, 2, 2, 2\), interval=2"):
+    with pytest.raises(InvalidInput, match=r"state.plan: is Decision\(cuts=\(2, 2, 2, 2\), interval=2"):
         Sequential(model, 2, 4, OptimizerSettings(), interval=3).restore(state)
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel, split
-from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan
+from adaptsfl.training import Engine, OptimizerSettings
 from training.cases import largest_difference, make_batches, make_model
 
 
@@ -33,7 +34,7 @@ def test_by_hand(line: SplitModel) -> None:
     With the rate 0.1, a_1 = 1 and a_2 = 0.6. Equal weights: ā = 0.8, and both are 0.2 from it: 0.2 / 0.8 = 0.25.
     Weights 3 to 1: ā = 0.9, (0.75 · 0.1 + 0.25 · 0.3) / 0.9 = 1 / 6.
     """
-    batches, plan = samples((1, 2), (1, 0)), TrainingPlan((1, 1), 3)
+    batches, plan = samples((1, 2), (1, 0)), Decision((1, 1), 3)
     for weights, expected in (((1, 1), 0.25), ((3, 1), 1 / 6)):
         engine = Engine(line, plan, OptimizerSettings("sgd", 0.1), loss=squared, weights=weights)
         assert engine.divergence() == [0.0]
@@ -44,7 +45,7 @@ def test_by_hand(line: SplitModel) -> None:
 def test_among_those_present(line: SplitModel) -> None:
     """As above, with a third device: it is away, at a = 1, and does not count. The same device alone is not apart."""
     batches = samples((1, 2), (1, 0))
-    engine = Engine(line, TrainingPlan((1, 1, 1), 5), OptimizerSettings("sgd", 0.1), loss=squared)
+    engine = Engine(line, Decision((1, 1, 1), 5), OptimizerSettings("sgd", 0.1), loss=squared)
     engine.round(batches, (0, 1))
     assert engine.divergence() == pytest.approx([0.25])
     engine.round(batches[:1], (2,))
@@ -53,7 +54,7 @@ def test_among_those_present(line: SplitModel) -> None:
 
 def test_a_mean_of_zero_is_infinitely_far(line: SplitModel) -> None:
     """Rate 0.5 and y = 0 take a_2 from 1 to -1, so that ā = 0."""
-    engine = Engine(line, TrainingPlan((1, 1), 3), OptimizerSettings("sgd", 0.5), loss=squared)
+    engine = Engine(line, Decision((1, 1), 3), OptimizerSettings("sgd", 0.5), loss=squared)
     engine.round(samples((1, 2), (1, 0)))
     assert engine.divergence() == [math.inf]
 
@@ -62,9 +63,9 @@ def test_a_mean_of_zero_is_infinitely_far(line: SplitModel) -> None:
 def test_it_is_recorded_just_before_an_averaging(line: SplitModel, interval: int) -> None:
     """With I = 1 too, where there would be no copies otherwise."""
     batches, settings = samples((1, 2), (1, 0)), OptimizerSettings("sgd", 0.1)
-    plan = TrainingPlan((1, 1), interval)
+    plan = Decision((1, 1), interval)
     engine = Engine(line, plan, settings, loss=squared, record_divergence=True)
-    other = Engine(line, TrainingPlan((1, 1), 9), settings, loss=squared)
+    other = Engine(line, Decision((1, 1), 9), settings, loss=squared)
     assert engine.last_divergence == {}
     for t in range(interval):
         assert t == 0 or engine.last_divergence == {}
@@ -77,7 +78,7 @@ def test_it_is_recorded_just_before_an_averaging(line: SplitModel, interval: int
 
 def test_recording_changes_no_weight() -> None:
     model = make_model("vgg_digits", width=0.25, norm="batch")
-    batches, plan = make_batches(model, (1, 8, 8)), TrainingPlan((1, 3, 2, 2), 2, {3: 4})
+    batches, plan = make_batches(model, (1, 8, 8)), Decision((1, 3, 2, 2), 2, {3: 4})
     engines = [Engine(model, plan, OptimizerSettings("adam"), record_divergence=flag) for flag in (True, False)]
     for t in (1, 2):
         for engine in engines:
@@ -92,7 +93,7 @@ def test_layers_that_cannot_part_are_not_apart() -> None:
     model = make_model("vgg_digits", torch.float32, width=0.25)
     for key in model.keys(1):
         model.module.get_parameter(key).requires_grad_(False)
-    engine = Engine(model, TrainingPlan((2, 2, 2), 5), OptimizerSettings())
+    engine = Engine(model, Decision((2, 2, 2), 5), OptimizerSettings())
     engine.round(make_batches(model, (1, 8, 8), (2, 3, 2))(1))
     first, second = engine.divergence()
     assert first == 0

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel, build, split
-from adaptsfl.training import Engine, OptimizerSettings, Reference, TrainingPlan, TrainingWarning
+from adaptsfl.training import Engine, OptimizerSettings, Reference, TrainingWarning
 from adaptsfl.training.engine import one_after_another
 from training.cases import SIZES, OddNorms, largest_difference, make_batches, make_model, make_odd_norms
 
 EXACT = 1e-10
 DIGITS, SMALL_IMAGES, IMAGES = (1, 8, 8), (3, 16, 16), (3, 32, 32)
 
-PLANS = [TrainingPlan((1, 3, 2, 1), 3), TrainingPlan((4, 2, 1, 2), 4, {4: 6}), TrainingPlan((2, 1, 1, 2), 1)]
+PLANS = [Decision((1, 3, 2, 1), 3), Decision((4, 2, 1, 2), 4, {4: 6}), Decision((2, 1, 1, 2), 1)]
 LENGTHS = (6, 8, 6)
 
 
@@ -89,11 +90,11 @@ def test_the_chunk_does_not_matter(chunk: int | None) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [TrainingPlan((6,) * 4, 3), TrainingPlan((2,) * 4, None), TrainingPlan((1, 6, 2, 3), 1)],
+    [Decision((6,) * 4, 3), Decision((2,) * 4, None), Decision((1, 6, 2, 3), 1)],
     ids=["FedAvg", "PSL", "I = 1"],
 )
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_special_cases(plan: TrainingPlan, norm: str) -> None:
+def test_special_cases(plan: Decision, norm: str) -> None:
     model = make_model("vgg_digits", width=0.25, norm=norm)
     compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[plan], lengths=[9])
 
@@ -101,7 +102,7 @@ def test_special_cases(plan: TrainingPlan, norm: str) -> None:
 @pytest.mark.parametrize("statistics", ["pooled", "device"])
 def test_batch_norm_of_every_kind(statistics: str) -> None:
     model = make_odd_norms()
-    plans = [TrainingPlan((1, 1, 1, 1), 2), TrainingPlan((2, 1, 2, 1), 2), TrainingPlan((1, 1, 1, 1), 1)]
+    plans = [Decision((1, 1, 1, 1), 2), Decision((2, 1, 2, 1), 2), Decision((1, 1, 1, 1), 1)]
     compare(model, DIGITS, OptimizerSettings("sgd", 0.05), statistics=statistics, plans=plans)
 
 
@@ -113,7 +114,7 @@ def test_language_model() -> None:
         tokens = [torch.randint(0, 20, (size, 9), generator=generator) for size in SIZES]
         return [(part[:, :-1], part[:, 1:]) for part in tokens]
 
-    plan = TrainingPlan((1, 2, 3, 2), 2)
+    plan = Decision((1, 2, 3, 2), 2)
     slow, fast = (kind(model, plan, OptimizerSettings("adam", 1e-3)) for kind in (Reference, Engine))
     for t in range(1, 6):
         assert torch.allclose(slow.round(batches(t)), fast.round(batches(t)), atol=EXACT)
@@ -123,7 +124,7 @@ def test_language_model() -> None:
 def test_single_precision_differs_by_rounding_only() -> None:
     """The stated tolerance: after 20 rounds weights of size 1 differ by less than 1e-4."""
     model = make_model("vgg_digits", torch.float32, width=0.25, norm="group")
-    batches, plan = make_batches(model, DIGITS), TrainingPlan((1, 4, 2, 3), 4)
+    batches, plan = make_batches(model, DIGITS), Decision((1, 4, 2, 3), 4)
     slow, fast = (kind(model, plan, OptimizerSettings("momentum", 0.05)) for kind in (Reference, Engine))
     for t in range(1, 21):
         slow.round(batches(t))
@@ -136,7 +137,7 @@ def test_averaging_every_round_is_centralized_training(optimizer: str) -> None:
     """And needs one copy of the weights only."""
     model = make_model("vgg_digits", width=0.25, norm="group")
     batches = make_batches(model, DIGITS)
-    engine = Engine(model, TrainingPlan((1, 4, 2, 6), 1), OptimizerSettings(optimizer, 0.1), weights=SIZES, chunk=2)
+    engine = Engine(model, Decision((1, 4, 2, 6), 1), OptimizerSettings(optimizer, 0.1), weights=SIZES, chunk=2)
     net = deepcopy(model.module)
     descent = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9 if optimizer == "momentum" else 0.0)
     for t in range(1, 7):
@@ -152,7 +153,7 @@ def test_averaging_every_round_is_centralized_training(optimizer: str) -> None:
 def test_one_device_is_centralized_training_with_batch_norm_too() -> None:
     model = make_model("vgg_digits", width=0.25, norm="batch")
     batches = make_batches(model, DIGITS, (8,))
-    engine, net = Engine(model, TrainingPlan((3,), 1), OptimizerSettings("sgd", 0.1)), deepcopy(model.module)
+    engine, net = Engine(model, Decision((3,), 1), OptimizerSettings("sgd", 0.1)), deepcopy(model.module)
     descent = torch.optim.SGD(net.parameters(), 0.1)
     for t in range(1, 5):
         engine.round(batches(t))
@@ -178,7 +179,7 @@ def test_devices_come_in_chunks_unless_samples_depend_on_each_other(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingWarning)
-        plan, settings = TrainingPlan((1, 2, 2, 1), 2), OptimizerSettings()
+        plan, settings = Decision((1, 2, 2, 1), 2), OptimizerSettings()
         engine = Engine(model, plan, settings, chunk=3, statistics=statistics, chunk_forward=chunk_forward)
     engine.round(make_batches(model, DIGITS)(1))
     assert seen == expected
@@ -190,7 +191,7 @@ def test_frozen_parameters_stay() -> None:
         model.module.get_parameter(key).requires_grad_(False)
     before = deepcopy(model.module.state_dict())
     engine, slow = (
-        kind(model, TrainingPlan((1, 2, 2, 1), 2), OptimizerSettings("momentum", weight_decay=0.1))
+        kind(model, Decision((1, 2, 2, 1), 2), OptimizerSettings("momentum", weight_decay=0.1))
         for kind in (Engine, Reference)
     )
     batches = make_batches(model, DIGITS)
@@ -206,7 +207,7 @@ def test_frozen_parameters_stay() -> None:
 def test_the_user_s_model_is_not_touched_and_takes_the_result() -> None:
     model = make_model("vgg_digits", width=0.25, norm="batch")
     before = deepcopy(model.module.state_dict())
-    engine = Engine(model, TrainingPlan((1, 2, 3, 4), 2), OptimizerSettings())
+    engine = Engine(model, Decision((1, 2, 3, 4), 2), OptimizerSettings())
     engine.round(make_batches(model, DIGITS)(1))
     state = engine.state()
     engine.round(make_batches(model, DIGITS)(2))
@@ -224,8 +225,8 @@ def test_device_statistics_need_batch_norm_modules() -> None:
     model = split(ByShape().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
     for kind in (Engine, Reference):
         with pytest.raises(InvalidInput, match="statistics: is 'device', but tracing turned"):
-            kind(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), statistics="device")
-    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[TrainingPlan((1, 2, 1, 2), 2)], lengths=[4])
+            kind(model, Decision((1,) * 4, 2), OptimizerSettings(), statistics="device")
+    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[Decision((1, 2, 1, 2), 2)], lengths=[4])
 
 
 class Untracked(nn.Module):
@@ -244,21 +245,21 @@ def test_batch_norm_without_a_trace_is_noticed() -> None:
     torch.manual_seed(0)
     model = split(Untracked().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="statistics: is 'device', but tracing turned"):
-        Engine(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), statistics="device")
-    plans = [TrainingPlan((1,) * 4, 2), TrainingPlan((2, 1, 2, 1), 1)]
+        Engine(model, Decision((1,) * 4, 2), OptimizerSettings(), statistics="device")
+    plans = [Decision((1,) * 4, 2), Decision((2, 1, 2, 1), 1)]
     compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=plans, lengths=[4, 3], chunk=2)
 
 
 def test_wrong_settings_say_what_to_do() -> None:
     model = make_model("vgg_digits", width=0.25)
     with pytest.raises(InvalidInput, match="chunk: is 0"):
-        Engine(model, TrainingPlan((1, 2), 1), OptimizerSettings(), chunk=0)
+        Engine(model, Decision((1, 2), 1), OptimizerSettings(), chunk=0)
     with pytest.raises(InvalidInput, match="weights: has 3 entries, expected 2"):
-        Engine(model, TrainingPlan((1, 2), 1), OptimizerSettings(), weights=[1, 2, 3])
-    engine = Engine(model, TrainingPlan((1, 2), 4), OptimizerSettings())
+        Engine(model, Decision((1, 2), 1), OptimizerSettings(), weights=[1, 2, 3])
+    engine = Engine(model, Decision((1, 2), 4), OptimizerSettings())
     engine.round(make_batches(model, DIGITS, (2, 3))(1))
     with pytest.raises(InvalidInput, match=r"Change it 3 round\(s\) later"):
-        engine.change_plan(TrainingPlan((1, 1), 2))
+        engine.change_plan(Decision((1, 1), 2))
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -267,10 +268,10 @@ def test_everything_is_on_the_chosen_device(norm: str, interval: int) -> None:
     """The meta device refuses tensors of another device, and needs no hardware."""
     model = make_model("vgg_digits", torch.float32, width=0.25, norm=norm)
     settings = OptimizerSettings("adam", weight_decay=0.1)
-    engine = Engine(model, TrainingPlan((1, 4, 2, 3), interval), settings, weights=SIZES, device="meta")
+    engine = Engine(model, Decision((1, 4, 2, 3), interval), settings, weights=SIZES, device="meta")
     batches = make_batches(model, DIGITS)
     for t in (1, 2):
         assert engine.round(batches(t)).device.type == "meta"
-    engine.change_plan(TrainingPlan((1, 2, 2, 1), 1))
+    engine.change_plan(Decision((1, 2, 2, 1), 1))
     engine.round(batches(3))
     assert all(tensor.device.type == "meta" for tensor in engine.state().values())

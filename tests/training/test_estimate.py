@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel, split
-from adaptsfl.training import Batch, Engine, OptimizerSettings, Reference, TrainingPlan, TrainingWarning
+from adaptsfl.training import Batch, Engine, OptimizerSettings, Reference, TrainingWarning
 from adaptsfl.training.estimate import (
     ConstantsSample,
     MovingConstants,
@@ -27,12 +28,12 @@ EXACT = 1e-10
 SHAPE = (1, 8, 8)
 SIZES = (4, 2, 6, 4)
 WEIGHTS = (1.0, 5.0, 2.0, 3.0)
-PLAN = TrainingPlan((1, 3, 2, 1), 4)
+PLAN = Decision((1, 3, 2, 1), 4)
 SGD = OptimizerSettings("sgd", 0.05)
 
 
 def trained(
-    model: SplitModel, rounds: int, plan: TrainingPlan = PLAN, present: Sequence[int] | None = None, **options: Any
+    model: SplitModel, rounds: int, plan: Decision = PLAN, present: Sequence[int] | None = None, **options: Any
 ) -> tuple[Engine, Reference]:
     """Return engine and reference after the same rounds."""
     with warnings.catch_warnings():
@@ -135,7 +136,7 @@ def test_the_mean_is_that_of_the_devices_of_the_last_round() -> None:
 def test_measuring_changes_nothing(norm: str, interval: int, statistics: str) -> None:
     """Weights and running statistics are bitwise what they were, and so is the next round, also where I = 1."""
     model = make_model("vgg_digits", width=0.25, norm=norm)
-    plan = TrainingPlan(PLAN.cuts, interval)
+    plan = Decision(PLAN.cuts, interval)
     measured, left_alone = (trained(model, 3, plan, statistics=statistics)[0] for _ in range(2))
     batches = make_batches(model, SHAPE, (4, 4, 8, 4))(99)
     before = measured.snapshot()
@@ -222,7 +223,7 @@ def quadratic(values: Sequence[float], devices: int, interval: int = 10, rate: f
     """Return an engine for F(w) = mean over samples of Σ_k (w_k x_k)²/2: gradient w_k x_k², Hessian diag(x_k²)."""
     net = nn.Sequential(Diagonal(values), nn.Flatten())
     model = split(net, torch.ones(2, len(values), dtype=torch.float64), layers=list(net))
-    return Engine(model, TrainingPlan((1,) * devices, interval), OptimizerSettings("sgd", rate), loss=half_square)
+    return Engine(model, Decision((1,) * devices, interval), OptimizerSettings("sgd", rate), loss=half_square)
 
 
 def points(rows: Sequence[Sequence[float]]) -> Batch:

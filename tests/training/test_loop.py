@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import TrainingDiverged
-from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan, train
+from adaptsfl.training import Engine, OptimizerSettings, train
 from training.cases import make_batches, make_model
 
 
@@ -23,7 +24,7 @@ class Scripted:
 
 def test_every_round_is_recorded() -> None:
     model = make_model("vgg_digits", width=0.25)
-    engine = Engine(model, TrainingPlan((1, 3, 2, 2), 2), OptimizerSettings("sgd", 0.05))
+    engine = Engine(model, Decision((1, 3, 2, 2), 2), OptimizerSettings("sgd", 0.05))
     records = list(train(engine, make_batches(model, (1, 8, 8)), 3))
     assert [record.round for record in records] == [1, 2, 3]
     assert records[0].loss == pytest.approx(sum(records[0].losses) / 4)
@@ -31,10 +32,10 @@ def test_every_round_is_recorded() -> None:
 
 def test_the_plan_changes_between_rounds() -> None:
     model = make_model("vgg_digits", width=0.25)
-    engine = Engine(model, TrainingPlan((1, 3, 2, 2), 2), OptimizerSettings("sgd", 0.05))
+    engine = Engine(model, Decision((1, 3, 2, 2), 2), OptimizerSettings("sgd", 0.05))
     for record in train(engine, make_batches(model, (1, 8, 8)), 4):
         if record.round == 2:
-            engine.change_plan(TrainingPlan((4, 4, 1, 1), 1))
+            engine.change_plan(Decision((4, 4, 1, 1), 1))
     assert engine.schedule.plan.deepest == 4
     assert engine.schedule.round == 4
 
@@ -51,6 +52,6 @@ def test_an_exploding_loss_stops_the_run() -> None:
 
 def test_a_real_run_diverges() -> None:
     model = make_model("vgg_digits", width=0.25)
-    engine = Engine(model, TrainingPlan((1, 1, 1, 1), 2), OptimizerSettings("sgd", 1e4))
+    engine = Engine(model, Decision((1, 1, 1, 1), 2), OptimizerSettings("sgd", 1e4))
     with pytest.raises(TrainingDiverged, match="round"):
         list(train(engine, make_batches(model, (1, 8, 8)), 20))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, TrainingDiverged
 from adaptsfl.models import SplitModel, split
 from adaptsfl.training import (
@@ -18,9 +19,7 @@ from adaptsfl.training import (
     OptimizerSettings,
     Reference,
     Sequential,
-    TrainingPlan,
     TrainingWarning,
-    federated_averaging,
     train,
 )
 from training.cases import largest_difference, make_batches, make_model
@@ -30,7 +29,7 @@ SHAPE = (1, 8, 8)
 WEIGHTS = (1.0, 5.0, 2.0, 3.0)
 # Device 3 is never there at first; one device alone; all; a plan begins and ends while somebody is away.
 PRESENT = [(1, 2), (1, 2), (0,), (0, 1, 2, 3), (3,), (1, 3), (0, 1, 2), (2, 3), (0, 2), (1,), (0, 1, 2, 3), (0, 3)]
-PLANS = {0: TrainingPlan((1, 3, 2, 1), 3), 3: TrainingPlan((4, 2, 1, 2), 4, {3: 6}), 7: TrainingPlan((2, 1, 1, 2), 1)}
+PLANS = {0: Decision((1, 3, 2, 1), 3), 3: Decision((4, 2, 1, 2), 4, {3: 6}), 7: Decision((2, 1, 1, 2), 1)}
 
 
 def pick(batches: Sequence[Batch], present: Sequence[int]) -> list[Batch]:
@@ -90,7 +89,7 @@ def test_federated_averaging_in_plain_torch(kind: Any) -> None:
     """Two rounds between averages. The mean is of those present in the second, and all begin again from it."""
     model = make_model("vgg_digits", width=0.25, norm="group")
     batches = make_batches(model, SHAPE)
-    trainer = kind(model, federated_averaging(4, model.layers, 2), OptimizerSettings("sgd", 0.05), weights=WEIGHTS)
+    trainer = kind(model, Decision((model.layers,) * 4, 2), OptimizerSettings("sgd", 0.05), weights=WEIGHTS)
     nets = [deepcopy(model.module) for _ in WEIGHTS]
     for t, present in enumerate([(0, 1, 3), (1, 2), (0, 1, 2, 3), (0, 3)], start=1):
         losses = trainer.round(pick(batches(t), present), present)
@@ -118,7 +117,7 @@ def test_federated_averaging_in_plain_torch(kind: Any) -> None:
 def test_whoever_is_absent_stays_as_it_is(optimizer: str) -> None:
     model = make_model("vgg_digits", width=0.25, norm="batch")
     batches = make_batches(model, SHAPE)
-    engine = Engine(model, TrainingPlan((2, 1, 2, 2), 3), OptimizerSettings(optimizer, 0.01))
+    engine = Engine(model, Decision((2, 1, 2, 2), 3), OptimizerSettings(optimizer, 0.01))
     engine.round(batches(1))
     before = engine.snapshot()
     engine.round(pick(batches(2), (0, 2)), (0, 2))
@@ -138,7 +137,7 @@ def test_averaging_every_round_is_one_step_on_the_samples_of_those_present() -> 
     """The engine's short way: no copies, and the weights of those present sum to 1."""
     model = make_model("vgg_digits", width=0.25, norm="group")
     batches, net = make_batches(model, SHAPE), deepcopy(model.module)
-    engine = Engine(model, TrainingPlan((1, 4, 2, 6), 1), OptimizerSettings("momentum", 0.1), weights=WEIGHTS)
+    engine = Engine(model, Decision((1, 4, 2, 6), 1), OptimizerSettings("momentum", 0.1), weights=WEIGHTS)
     descent = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     for t, present in enumerate(PRESENT[:5]):
         engine.round(pick(batches(t), present), present)

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed import HashStore
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverged
 from adaptsfl.models import split
-from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan, load_checkpoint, save_checkpoint
+from adaptsfl.training import Engine, OptimizerSettings, load_checkpoint, save_checkpoint
 from adaptsfl.training.ranks import ALONE, Ranks, _this_start, assigned, joined, launched
 from ranks import free_port, in_threads, on_ranks
 from training.cases import largest_difference, make_batches, make_model
@@ -181,7 +182,7 @@ def test_slow_ranks_get_fewer_devices():
 def test_parts_that_do_not_fit_are_refused(parts):
     model = make_model("vgg_digits", torch.float64, width=0.25)
     with pytest.raises(InvalidInput, match=r"parts: is .* for 2 ranks and 4 devices"):
-        Engine(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), ranks=Ranks(0, 2), parts=parts)
+        Engine(model, Decision((1,) * 4, 2), OptimizerSettings(), ranks=Ranks(0, 2), parts=parts)
 
 
 def one_sums_alone(ranks: Ranks) -> str:
@@ -261,4 +262,4 @@ def test_whoever_starts_again_does_not_find_what_the_dead_left():
 def test_pooled_statistics_over_ranks_need_batch_norm_modules():
     model = split(ByShape().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="statistics: is 'pooled' over several ranks, but tracing turned"):
-        Engine(model, TrainingPlan((1,) * 4, 2), OptimizerSettings(), ranks=Ranks(0, 2))
+        Engine(model, Decision((1,) * 4, 2), OptimizerSettings(), ranks=Ranks(0, 2))

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
-from adaptsfl.training import OptimizerSettings, Reference, TrainingPlan, TrainingWarning
+from adaptsfl.training import OptimizerSettings, Reference, TrainingWarning
 from training.cases import SIZES, largest_difference, make_batches, make_model
 
 SHAPE = (1, 8, 8)
@@ -32,7 +33,7 @@ def test_averaging_every_round_is_centralized_training(optimizer) -> None:
     model = make_model("vgg_digits", width=0.25, norm="group")
     batches = make_batches(model, SHAPE)
     settings = OptimizerSettings(optimizer, 0.1, weight_decay=0.01)
-    found = trained(Reference(model, TrainingPlan((1, 4, 2, 6), 1), settings, weights=SIZES), batches, 6)
+    found = trained(Reference(model, Decision((1, 4, 2, 6), 1), settings, weights=SIZES), batches, 6)
     net = deepcopy(model.module)
     momentum = 0.9 if optimizer == "momentum" else 0.0
     descent = torch.optim.SGD(net.parameters(), 0.1, momentum=momentum, weight_decay=0.01)
@@ -50,7 +51,7 @@ def test_every_cut_at_the_end_is_federated_averaging(optimizer) -> None:
     model = make_model("vgg_digits", width=0.25, norm="batch")
     batches = make_batches(model, SHAPE)
     settings = OptimizerSettings(optimizer, 0.01, at_averaging="reset")
-    found = trained(Reference(model, TrainingPlan((6,) * 4, 3), settings), batches, 6)
+    found = trained(Reference(model, Decision((6,) * 4, 3), settings), batches, 6)
     state = model.module.state_dict()
     for start in (1, 4):
         nets = [deepcopy(model.module) for _ in SIZES]
@@ -71,7 +72,7 @@ def test_without_averaging_it_is_parallel_split_learning() -> None:
     """One server net and one client net per device, the server's following the mean gradient."""
     model = make_model("vgg_digits", width=0.25)
     batches = make_batches(model, SHAPE)
-    found = trained(Reference(model, TrainingPlan((2,) * 4, None), OptimizerSettings("sgd", 0.1)), batches, 4)
+    found = trained(Reference(model, Decision((2,) * 4, None), OptimizerSettings("sgd", 0.1)), batches, 4)
     clients, server = [deepcopy(model.client(2)) for _ in SIZES], deepcopy(model.server(2))
     descent = [torch.optim.SGD(net.parameters(), 0.1) for net in [server, *clients]]
     for t in range(1, 5):
@@ -99,14 +100,14 @@ def test_where_a_client_specific_layer_runs_does_not_change_the_weights(norm) ->
     batches = make_batches(model, SHAPE)
     settings = OptimizerSettings("momentum", 0.1)
     cuts = [(4, 4, 4, 4), (1, 2, 3, 4), (4, 1, 1, 1)]
-    states = [trained(Reference(model, TrainingPlan(c, 2), settings), batches, 5).state() for c in cuts]
+    states = [trained(Reference(model, Decision(c, 2), settings), batches, 5).state() for c in cuts]
     assert max(largest_difference(state, states[0]) for state in states) < EXACT
 
 
 def test_the_user_s_model_is_not_touched() -> None:
     model = make_model("vgg_digits", width=0.25, norm="batch")
     before = deepcopy(model.module.state_dict())
-    trained(Reference(model, TrainingPlan((1, 2, 3, 4), 2), OptimizerSettings()), make_batches(model, SHAPE), 2)
+    trained(Reference(model, Decision((1, 2, 3, 4), 2), OptimizerSettings()), make_batches(model, SHAPE), 2)
     assert largest_difference(model.module.state_dict(), before) == 0
 
 
@@ -117,21 +118,21 @@ def test_state_goes_with_the_layers(optimizer, rule) -> None:
     model = make_model("vgg_digits", width=0.25)
     batches = make_batches(model, SHAPE)
     settings = OptimizerSettings(optimizer, 0.01, at_averaging=rule)
-    trainer = trained(Reference(model, TrainingPlan((1, 3, 2, 3), 2), settings), batches, 4)
+    trainer = trained(Reference(model, Decision((1, 3, 2, 3), 2), settings), batches, 4)
     key = "momentum_buffer" if optimizer == "momentum" else "exp_avg"
 
     def states(layers):
         return [deepcopy(layer.optimizer.state[layer.parameters[0]].get(key)) for layer in layers]
 
     third, fourth = states([own[2] for own in trainer.forged()]), states(trainer.server.common)[0]
-    trainer.change_plan(TrainingPlan((2, 2, 1, 2), 2))
+    trainer.change_plan(Decision((2, 2, 1, 2), 2))
     (merged,) = states(trainer.server.common[:1])
     if rule == "reset":
         assert merged is None
     else:
         assert torch.allclose(merged, sum(third) / 4, atol=EXACT)
         assert (largest(third) < EXACT) == (rule == "average")
-    trainer.change_plan(TrainingPlan((4, 2, 4, 1), 2))
+    trainer.change_plan(Decision((4, 2, 4, 1), 2))
     copies = states([own[3] for own in trainer.forged()])
     assert all(torch.equal(copy, fourth) for copy in copies)
     trained(trainer, batches, 2, start=5)
@@ -143,7 +144,7 @@ def largest(copies: list[Tensor]) -> float:
 
 def test_layers_are_averaged_at_their_own_intervals() -> None:
     model = make_model("vgg_digits", width=0.25)
-    plan = TrainingPlan((1, 2, 3, 3), 2, {3: 4})
+    plan = Decision((1, 2, 3, 3), 2, {3: 4})
     trainer, batches = Reference(model, plan, OptimizerSettings("sgd", 0.1)), make_batches(model, SHAPE)
     apart = []
     for t in range(1, 5):
@@ -159,7 +160,7 @@ def test_the_parts_have_their_own_learning_rates() -> None:
 
     def moved(client: float, common: float) -> dict[str, float]:
         settings = OptimizerSettings("sgd", client, common)
-        state = trained(Reference(model, TrainingPlan((2, 1, 2, 1), 1), settings), batches, 1).state()
+        state = trained(Reference(model, Decision((2, 1, 2, 1), 1), settings), batches, 1).state()
         return {key: float((state[key] - value).norm()) for key, value in model.module.state_dict().items()}
 
     slow, fast = moved(0.1, 0.1), moved(0.1, 0.2)
@@ -170,23 +171,23 @@ def test_the_parts_have_their_own_learning_rates() -> None:
 def test_device_statistics_come_with_a_warning() -> None:
     model = make_model("vgg_digits", width=0.25, norm="batch")
     with pytest.warns(TrainingWarning, match="test accuracy does not rise"):
-        Reference(model, TrainingPlan((1, 2), 1), OptimizerSettings(), statistics="device")
+        Reference(model, Decision((1, 2), 1), OptimizerSettings(), statistics="device")
 
 
 def test_wrong_settings_say_what_to_do() -> None:
     model = make_model("vgg_digits", width=0.25)
-    with pytest.raises(InvalidInput, match=r"plan.cuts\[1\]: is 7. Give a whole number from 1 to 6"):
-        Reference(model, TrainingPlan((1, 7), 1), OptimizerSettings())
+    with pytest.raises(InvalidInput, match=r"decision.cuts\[1\]: is 7. Give a whole number from 1 to 6"):
+        Reference(model, Decision((1, 7), 1), OptimizerSettings())
     with pytest.raises(InvalidInput, match=r"statistics: is 'global'. Give one of 'pooled', 'device'"):
-        Reference(model, TrainingPlan((1, 2), 1), OptimizerSettings(), statistics="global")
+        Reference(model, Decision((1, 2), 1), OptimizerSettings(), statistics="global")
     with pytest.raises(InvalidInput, match=r"optimizer.name: is 'lion'"):
         OptimizerSettings("lion")
     with pytest.raises(InvalidInput, match=r"optimizer.momentum: is 1. Give a number ≥ 0 and below 1"):
         OptimizerSettings("momentum", momentum=1.0)
-    trainer = Reference(model, TrainingPlan((1, 2), 1), OptimizerSettings())
+    trainer = Reference(model, Decision((1, 2), 1), OptimizerSettings())
     with pytest.raises(InvalidInput, match=r"batches: has 4 entries. Give 2, one per device"):
         trainer.round(make_batches(model, SHAPE)(1))
     with pytest.raises(InvalidInput, match=r"batches\[0\]: has 0 input\(s\) and 0 target"):
         trainer.round(make_batches(model, SHAPE, (0, 3))(1))
-    with pytest.raises(InvalidInput, match=r"plan.cuts: has 3 entries. Give 2, one per device"):
-        trainer.change_plan(TrainingPlan((1, 2, 3), 1))
+    with pytest.raises(InvalidInput, match=r"decision.cuts: has 3 entries. Give 2, one per device"):
+        trainer.change_plan(Decision((1, 2, 3), 1))

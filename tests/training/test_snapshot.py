@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
-from adaptsfl.training import Engine, OptimizerSettings, TrainingPlan
+from adaptsfl.training import Engine, OptimizerSettings
 from training.cases import make_batches, make_model
 
 SHAPE = (1, 8, 8)
-PLAN, NEXT = TrainingPlan((1, 3, 2, 2), 2, {3: 4}), TrainingPlan((2, 1, 4, 1), 3)
+PLAN, NEXT = Decision((1, 3, 2, 2), 2, {3: 4}), Decision((2, 1, 4, 1), 3)
 
 
 def advance(engine: Engine, batches, rounds: range) -> None:
@@ -31,7 +32,7 @@ def test_going_on_is_not_stopping(stop: int, norm: str, rule: str) -> None:
     advance(whole, batches, range(1, stop + 1))
     state = whole.snapshot()
     tensors = tuple({key: value.contiguous() for key, value in layer.items()} for layer in state.tensors)
-    other = Engine(model, TrainingPlan((1,) * 4, 1), settings)
+    other = Engine(model, Decision((1,) * 4, 1), settings)
     other.restore(replace(state, tensors=tensors))
     for engine in (whole, other):
         advance(engine, batches, range(stop + 1, 10))
@@ -60,5 +61,5 @@ def test_a_foreign_snapshot_is_refused() -> None:
         engine.restore(Engine(model, PLAN, OptimizerSettings("adam")).snapshot())
     with pytest.raises(InvalidInput, match="state: holds 10 layers, the model has 6"):
         engine.restore(Engine(make_model("resnet18", width=0.125), PLAN, OptimizerSettings()).snapshot())
-    with pytest.raises(InvalidInput, match=r"plan.cuts: has 2 entries. Give 4"):
-        engine.restore(Engine(model, TrainingPlan((1, 2), 1), OptimizerSettings()).snapshot())
+    with pytest.raises(InvalidInput, match=r"decision.cuts: has 2 entries. Give 4"):
+        engine.restore(Engine(model, Decision((1, 2), 1), OptimizerSettings()).snapshot())

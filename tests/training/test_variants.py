@@ -6,15 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.training import (
     Engine,
     OptimizerSettings,
     Reference,
     Sequential,
-    TrainingPlan,
-    federated_averaging,
-    parallel_split,
 )
 from training.cases import SIZES, largest_difference, make_batches, make_model
 
@@ -79,7 +77,7 @@ def test_splitfed_v1_is_federated_averaging() -> None:
     """Client and server nets of every device trained apart and all averaged at the end of an epoch of three rounds."""
     model = make_model("vgg_digits", width=0.25, norm="batch")
     batches = make_batches(model, SHAPE)
-    engine = Engine(model, federated_averaging(4, model.layers, 3), OptimizerSettings("sgd", 0.05))
+    engine = Engine(model, Decision((model.layers,) * 4, 3), OptimizerSettings("sgd", 0.05))
     pairs = [deepcopy((model.client(2), model.server(2))) for _ in SIZES]
     for t in (1, 2, 3):
         engine.round(batches(t))
@@ -93,11 +91,6 @@ def test_splitfed_v1_is_federated_averaging() -> None:
             descent.zero_grad()
     expected = model.merge_state(*(mean_state(nets) for nets in zip(*pairs, strict=True)))
     assert largest_difference(engine.state(), expected) < EXACT
-
-
-def test_plans() -> None:
-    assert parallel_split([1, 2]).interval is None
-    assert federated_averaging(3, 6, 5).cuts == (6, 6, 6)
 
 
 def test_wrong_settings_say_what_to_do() -> None:
@@ -116,6 +109,6 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
     message = "model: has no parameter to train. Set requires_grad"
     for kind in (Engine, Reference):
         with pytest.raises(InvalidInput, match=message):
-            kind(model, TrainingPlan((1, 2), 1), OptimizerSettings())
+            kind(model, Decision((1, 2), 1), OptimizerSettings())
     with pytest.raises(InvalidInput, match=message):
         Sequential(model, 2, 4, OptimizerSettings())

@@ -1,6 +1,7 @@
 """The command line: parsing and printing only. One file per group of commands; this one puts them together."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -42,7 +43,16 @@ def main() -> None:
     # Threads that have nothing to do sleep instead of spinning: on a busy machine spinning ones keep others from
     # the work that they wait for. It has to be said before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if "RANK" not in os.environ:
+            raise
+        # One of several ranks. A thread of gloo that is still letting go of its last tensor would abort the process
+        # while Python shuts down, after all is done, and torchrun would take it for a failure.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,7 @@ from adaptsfl.cli.options import Certs, Insecure, Overrides, chosen_credentials,
 from adaptsfl.cli.printing import plain_console, say, tell
 from adaptsfl.cli.results import show_runs
 from adaptsfl.config import load_recipe
-from adaptsfl.simulation.folder import find_runs
+from adaptsfl.runs.folder import find_runs
 
 serve = typer.Typer(help="Serve a deployment: the edge server, or the fed server.", no_args_is_help=True)
 

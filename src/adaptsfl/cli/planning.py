@@ -27,7 +27,8 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per file, one per line.")] = False,
     compare: Annotated[bool, typer.Option(help="Run exact and bcd side by side.")] = False,
     sensitivity: Annotated[
-        bool | None, typer.Option(help="Plan anew with half and double resources (default: yes, with --json no).")
+        bool | None,
+        typer.Option(help="Plan anew with half and double of resources and of drift (default: yes, with --json no)."),
     ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Stop exact or bcd after so many seconds.", metavar="SECONDS", min=0)
@@ -59,14 +60,15 @@ def _plan_file(file: Path, solvers: Sequence[str], time_limit_s: float, *, as_js
     best = plans[0]
     others = planner.alternatives(problem, best) if details else []
     sensitivities = planner.sensitivity(problem, best, time_limit_s) if details else []
+    rounds = planner.other_rounds(problem, best, time_limit_s) if details else []
     if as_json:
-        data = {"file": str(file), **plan_report.plan_data(problem, best, others, sensitivities)}
+        data = {"file": str(file), **plan_report.plan_data(problem, best, others, sensitivities, rounds)}
         if len(plans) > 1:
             data["compared"] = [plan_report.plan_data(problem, other) for other in plans[1:]]
         print_json(data)
         return
     console = plain_console()
-    console.print(plan_report.plan_tables(str(file), problem, best, others, sensitivities))
+    console.print(plan_report.plan_tables(str(file), problem, best, others, sensitivities, rounds))
     if len(plans) > 1:
         console.print(plan_report.comparison_table(plans))
 

@@ -9,7 +9,7 @@ from adaptsfl.report.figures import write_figures
 from adaptsfl.report.foreseen import foreseen_table
 from adaptsfl.report.page import write_page
 from adaptsfl.report.summary import summary_table
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 
 def show_runs(runs: Sequence[Run], page: Path) -> None:

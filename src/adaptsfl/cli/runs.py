@@ -12,7 +12,7 @@ from adaptsfl.cli.printing import complain, say
 from adaptsfl.cli.results import show_runs
 from adaptsfl.config import load_fleet, load_recipe
 from adaptsfl.errors import InvalidInput, message_of
-from adaptsfl.simulation.folder import RUN, find_runs
+from adaptsfl.runs.folder import RUN, find_runs
 
 Runs = Annotated[list[Path], typer.Argument(help="Experiments, or folders of single runs.", metavar="RUN...")]
 

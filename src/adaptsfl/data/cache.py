@@ -2,20 +2,24 @@
 
 import hashlib
 import json
+import math
 import os
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from io import BufferedReader
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from adaptsfl.data.samples import Samples
+from adaptsfl.data.samples import Choice, Samples
 from adaptsfl.files import replace_file, write_tensors
 
 FORMAT = "adaptsfl-samples-1"  # another number where decoding changes, so that older caches are not believed
+BLOCK_BYTES = 2**20  # read at once where the checksum of a file is wanted that is not to be in memory
 
 Decoded = tuple[Samples, tuple[str, ...]]  # with the names of the classes
 
@@ -36,8 +40,7 @@ def cached(
     `origin` is the file or folder that they came from; there is one cache file for each origin. `reading` is whatever
     else the result depends on: which column holds the labels, which classes there are.
     """
-    identity = _identity(sources, reading)
-    place = folder / f"{origin.parent.name[:40]}-{origin.stem[:40]}-{_hash(str(origin.resolve()))}.safetensors"
+    identity, place = _identity(sources, reading), _place(folder, origin)
     found = _read(place, identity)
     if found is not None:
         return found
@@ -49,6 +52,25 @@ def cached(
         advice = "set data.cache or ADAPTSFL_CACHE to a folder that can be written"
         warnings.warn(f"{place.parent}: cannot keep decoded images ({reason}); {advice}", stacklevel=2)
     return samples, classes
+
+
+def cached_part(folder: Path, origin: Path, sources: Sequence[Path], choose: Choice, *, reading: str) -> Decoded | None:
+    """Return chosen samples of what `cached` keeps, or None if that is missing, out of date or damaged.
+
+    Only those samples take memory: all are read once for the checksum, one block at a time.
+    """
+    identity, place = _identity(sources, reading), _place(folder, origin)
+    try:
+        with safe_open(place, framework="pt"):  # which checks that its parts are as long as it says
+            pass
+        with place.open("rb") as file:
+            return _read_part(file, identity, choose)
+    except (OSError, SafetensorError):
+        return None
+
+
+def _place(folder: Path, origin: Path) -> Path:
+    return folder / f"{origin.parent.name[:40]}-{origin.stem[:40]}-{_hash(str(origin.resolve()))}.safetensors"
 
 
 def _identity(sources: Sequence[Path], reading: str) -> str:
@@ -72,6 +94,38 @@ def _read(place: Path, identity: str) -> Decoded | None:
         return None
 
 
+def _read_part(file: BufferedReader, identity: str, choose: Choice) -> Decoded | None:
+    # By hand: safetensors maps the whole file, and whatever is read of it stays in memory until all of it is let go.
+    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    about = header.get("__metadata__", {})
+    if (about.get("format"), about.get("identity")) != (FORMAT, identity):
+        return None
+    data = file.tell()
+    first_label, first_input = (data + header[name]["data_offsets"][0] for name in ("labels", "inputs"))
+    count, *shape = header["inputs"]["shape"]
+    size = math.prod(shape)
+    file.seek(first_label)
+    labels = torch.from_numpy(np.fromfile(file, np.int64, math.prod(header["labels"]["shape"])))
+    file.seek(first_input)
+    if about.get("checksum") != f"{_crc(labels, _crc_ahead(file, count * size)):08x}":
+        return None
+    labels = labels.reshape(header["labels"]["shape"])
+    rows = choose(labels)
+    inputs = np.empty((len(rows), *shape), np.uint8)
+    for row, into in zip(rows.tolist(), inputs, strict=True):
+        file.seek(first_input + row * size)
+        file.readinto(into.data)
+    return Samples(torch.from_numpy(inputs), labels[torch.from_numpy(rows)]), tuple(json.loads(about["classes"]))
+
+
+def _crc_ahead(file: BufferedReader, size: int) -> int:
+    """Return the checksum of the next bytes of a file."""
+    value = 0
+    for done in range(0, size, BLOCK_BYTES):
+        value = zlib.crc32(file.read(min(BLOCK_BYTES, size - done)), value)
+    return value
+
+
 def _write(place: Path, identity: str, samples: Samples, classes: tuple[str, ...]) -> None:
     tensors = {"inputs": samples.inputs, "labels": samples.labels}
     about = {"format": FORMAT, "identity": identity, "classes": json.dumps(classes), "checksum": _checksum(**tensors)}
@@ -79,10 +133,11 @@ def _write(place: Path, identity: str, samples: Samples, classes: tuple[str, ...
 
 
 def _checksum(inputs: Tensor, labels: Tensor) -> str:
-    value = 0
-    for tensor in (inputs, labels):
-        value = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, value)
-    return f"{value:08x}"
+    return f"{_crc(labels, _crc(inputs)):08x}"
+
+
+def _crc(tensor: Tensor, value: int = 0) -> int:
+    return zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, value)
 
 
 def _hash(parts: object) -> str:

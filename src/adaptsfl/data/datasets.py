@@ -1,6 +1,6 @@
 """A dataset from what a recipe names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from adaptsfl.data.cache import cache_folder
 from adaptsfl.data.folder import read_class_folders
 from adaptsfl.data.hub import HUB, load_hub_dataset
 from adaptsfl.data.own import load_own
-from adaptsfl.data.samples import Dataset, Normalisation, Samples, measured_normalisation
+from adaptsfl.data.samples import Choice, Dataset, Normalisation, Samples, measured_normalisation
 from adaptsfl.errors import InvalidInput, unknown
 
 DIGITS = ("digits", "digits32")
@@ -22,8 +22,13 @@ DIGITS_TEST_SIZE = 357  # leaves 1440 to train on, which divides among many numb
 DIGITS_NORMALISATION = Normalisation((0.3053,), (0.3760,))
 
 
-def load_dataset(config: DataConfig) -> Dataset:
-    """Load what `[data]` names into memory: digits, cifar10, cifar100, images (a folder), or package.module:factory."""
+def load_dataset(config: DataConfig, chosen: Mapping[str, Choice] | None = None) -> Dataset:
+    """Load what `[data]` names into memory: digits, cifar10, cifar100, images (a folder), or package.module:factory.
+
+    Args:
+        chosen: which samples of train and test are wanted; by default all. The others are not kept in memory, and of
+            CIFAR nothing but their labels is decoded.
+    """
     own = ":" in config.name
     if config.options and not own:
         raise InvalidInput("data.options", f"is given, but {config.name} takes none", "Only a factory takes options")
@@ -33,13 +38,19 @@ def load_dataset(config: DataConfig) -> Dataset:
     if config.path is not None and (own or config.name in DIGITS):
         remedy = "Remove it" + ("; give the factory what it needs as data.options" if own else "")
         raise InvalidInput("data.path", f"is {config.path!r}, but {config.name} reads no files", remedy)
-    dataset = _load(config, cache_folder(config.cache))
+    dataset = _load(config, cache_folder(config.cache), chosen)
+    if chosen is not None and config.name not in HUB:
+        train, test = (
+            samples.only([chosen[split](samples.labels)]) if split in chosen else samples
+            for split, samples in (("train", dataset.train), ("test", dataset.test))
+        )
+        dataset = replace(dataset, train=train, test=test)
     if config.mean is None and config.std is None:
         return dataset
     return replace(dataset, normalisation=Normalisation(tuple(config.mean or ()), tuple(config.std or ())))
 
 
-def _load(config: DataConfig, cache: Path) -> Dataset:
+def _load(config: DataConfig, cache: Path, chosen: Mapping[str, Choice] | None) -> Dataset:
     if ":" in config.name:
         return load_own(config.name, dict(config.options))
     if config.name == "digits":
@@ -47,7 +58,7 @@ def _load(config: DataConfig, cache: Path) -> Dataset:
     if config.name == "digits32":
         return _like_cifar(_load_digits())
     if config.name in HUB:
-        return load_hub_dataset(config.name, config.path, cache)
+        return load_hub_dataset(config.name, config.path, cache, chosen)
     if config.name == "images":
         return _load_images(config.path, cache, config.classes)
     remedy = f"Give one of {', '.join(NAMES)}, or package.module:factory of your own"

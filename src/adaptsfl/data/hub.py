@@ -2,13 +2,14 @@
 
 import importlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptsfl.data.cache import Decoded, cached
-from adaptsfl.data.parquet import decode_table, read_parquet
-from adaptsfl.data.samples import Dataset, Normalisation
+from adaptsfl.data.cache import Decoded, cached, cached_part
+from adaptsfl.data.parquet import decode_table, read_parquet, read_parquet_part
+from adaptsfl.data.samples import Choice, Dataset, Normalisation
 from adaptsfl.errors import InvalidInput, first_line
 
 SPLITS = ("train", "test")
@@ -37,17 +38,23 @@ HUB: dict[str, HubDataset] = {
 }
 
 
-def load_hub_dataset(name: str, path: str | None, cache: Path) -> Dataset:
-    """Load a dataset of `HUB` from `path`, else from the folder in ADAPTSFL_DATA, else from the hub."""
-    known = HUB[name]
+def load_hub_dataset(name: str, path: str | None, cache: Path, chosen: Mapping[str, Choice] | None = None) -> Dataset:
+    """Load a dataset of `HUB` from `path`, else from the folder in ADAPTSFL_DATA, else from the hub.
+
+    `chosen` says for each split which samples to load; all, if it is not given.
+    """
+    known, choices = HUB[name], chosen or {}
     folder = _folder(name, path)
     if folder is None:
-        splits = _from_hub(name, known, cache)
+        splits = _from_hub(name, known, cache, choices)
     else:
         splits = {}
         for split in SPLITS:
             files = _parquet_files(folder, split)
-            splits[split] = read_cached_parquet(files, known.label, cache)
+            if split in choices:
+                splits[split] = _part_of_parquet(files, known.label, cache, choices[split])
+            else:
+                splits[split] = read_cached_parquet(files, known.label, cache)
     train, classes = splits["train"]
     return Dataset(train, splits["test"][0], classes, known.normalisation)
 
@@ -55,6 +62,11 @@ def load_hub_dataset(name: str, path: str | None, cache: Path) -> Dataset:
 def read_cached_parquet(files: list[Path], label: str, cache: Path) -> Decoded:
     """Decode parquet files that belong together, once."""
     return cached(cache, files[0], files, lambda: read_parquet(files, label), reading=label)
+
+
+def _part_of_parquet(files: list[Path], label: str, cache: Path, choose: Choice) -> Decoded:
+    """Return chosen samples, from the cache where there is one; it is not written, since that takes all samples."""
+    return cached_part(cache, files[0], files, choose, reading=label) or read_parquet_part(files, label, choose)
 
 
 def _folder(name: str, path: str | None) -> Path | None:
@@ -81,7 +93,7 @@ def _parquet_files(folder: Path, split: str) -> list[Path]:
     return files
 
 
-def _from_hub(name: str, known: HubDataset, cache: Path) -> dict[str, Decoded]:
+def _from_hub(name: str, known: HubDataset, cache: Path, choices: Mapping[str, Choice]) -> dict[str, Decoded]:
     """Download with the hub's own client; its local copy is what the cache of decoded images refers to."""
     try:
         client: Any = importlib.import_module("datasets")
@@ -95,10 +107,10 @@ def _from_hub(name: str, known: HubDataset, cache: Path) -> dict[str, Decoded]:
     except Exception as error:
         problem = f"{name} cannot be had from the hub ({known.repository}): {type(error).__name__}: {first_line(error)}"
         raise InvalidInput("data.name", problem, f"Check the network, or {_set_variable(name)}") from error
-    return {split: _decoded(found[split], split, known, cache) for split in SPLITS}
+    return {split: _decoded(found[split], split, known, cache, choices.get(split)) for split in SPLITS}
 
 
-def _decoded(rows: Any, split: str, known: HubDataset, cache: Path) -> Decoded:
+def _decoded(rows: Any, split: str, known: HubDataset, cache: Path, choose: Choice | None) -> Decoded:
     files = [Path(entry["filename"]) for entry in rows.cache_files]
     source = f"{known.repository} ({split})"
 
@@ -106,7 +118,12 @@ def _decoded(rows: Any, split: str, known: HubDataset, cache: Path) -> Decoded:
         samples, _ = decode_table(rows.with_format("arrow")[:], known.label, source)
         return samples, tuple(rows.features[known.label].names)
 
-    return cached(cache, files[0], files, decode, reading=known.label) if files else decode()
+    if choose is not None and files:
+        part = cached_part(cache, files[0], files, choose, reading=known.label)
+        if part is not None:
+            return part
+    samples, names = cached(cache, files[0], files, decode, reading=known.label) if files else decode()
+    return samples if choose is None else samples.only([choose(samples.labels)]), names
 
 
 def _set_variable(name: str) -> str:

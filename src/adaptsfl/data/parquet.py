@@ -1,18 +1,22 @@
 """Labelled images in parquet files, in the schema of the Hugging Face hub."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from adaptsfl.checks import IntArray
 from adaptsfl.data.cache import Decoded
 from adaptsfl.data.images import decode_images
-from adaptsfl.data.samples import Samples
+from adaptsfl.data.samples import Choice, Samples
 from adaptsfl.errors import InvalidInput, first_line
 
 IMAGE_COLUMNS = ("img", "image")
@@ -29,11 +33,53 @@ def read_parquet_labels(file: Path, label: str) -> Tensor:
     return _labels(_read_table(file, label, images=False), label, str(file))
 
 
+def read_parquet_part(files: Sequence[Path], label: str, choose: Choice) -> Decoded:
+    """Decode the rows of the files that are chosen by all their labels; no other image stays in memory."""
+    source = " + ".join(map(str, files))
+    labels = torch.cat([read_parquet_labels(file, label) for file in files])
+    rows = choose(labels)
+    # The first row comes along and goes again: it says whether all are grey, as where all are decoded.
+    wanted = np.concatenate([[0], rows])
+    inputs = decode_images(
+        chain(_encoded(files, label, wanted[:1], source), _encoded(files, label, rows, source)),
+        len(wanted),
+        lambda k: f"{source}: the image in row {wanted[k]}",
+    )
+    names = _class_names(pq.read_schema(files[0]), label, int(labels.max()) + 1)
+    return Samples(inputs[1:].clone(), labels[torch.from_numpy(rows)]), names
+
+
+def _encoded(files: Sequence[Path], label: str, rows: IntArray, source: str) -> Iterator[bytes]:
+    """Yield the images of these rows, reading one row group at a time and none in vain."""
+    first = 0
+    for file in files:
+        with _explained(file), pq.ParquetFile(file) as opened:
+            image = _check_schema(opened.schema_arrow, label, str(file))
+            for group in range(opened.num_row_groups):
+                last = first + opened.metadata.row_group(group).num_rows
+                here = rows[(rows >= first) & (rows < last)]
+                if len(here):
+                    table = opened.read_row_group(group, columns=[image], use_threads=False)
+                    encoded = table.column(image).take(here - first).combine_chunks().field("bytes")
+                    _check_whole(encoded, f"{image}.bytes", source, here)
+                    images = encoded.to_pylist()
+                    del table, encoded
+                    pa.default_memory_pool().release_unused()  # else Arrow keeps some groups' worth of it
+                    yield from images
+                first = last
+
+
 def _read_table(file: Path, label: str, *, images: bool) -> Any:
     """Return the columns that are asked for, of a file that holds both."""
-    try:
+    with _explained(file):
         image = _check_schema(pq.read_schema(file), label, str(file))
         return pq.read_table(file, columns=[image, label] if images else [label])
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowException, OSError) as error:
         problem = f"{file} cannot be read as parquet: {first_line(error)}"
         raise InvalidInput("data.path", problem, "Get the file again") from error
@@ -56,11 +102,11 @@ def _labels(table: Any, label: str, source: str) -> Tensor:
     return torch.from_numpy(table.column(label).to_numpy().astype("int64"))
 
 
-def _check_whole(values: Any, column: str, source: str) -> None:
-    """Refuse a column with gaps."""
+def _check_whole(values: Any, column: str, source: str, rows: IntArray | None = None) -> None:
+    """Refuse a column with gaps; `rows` are the numbers of its rows, if they are not 0, 1, …."""
     if values.null_count:
         row = values.is_null().to_pylist().index(True)
-        problem = f"{source}: row {row} has no {column}"
+        problem = f"{source}: row {row if rows is None else rows[row]} has no {column}"
         raise InvalidInput("data.path", problem, "Give a file that holds every image and label itself")
 
 

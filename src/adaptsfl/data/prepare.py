@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import file_digest, sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adaptsfl import checks
-from adaptsfl.checks import FloatArray
+from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.config import DataConfig
 from adaptsfl.data.batches import DeviceBatches
 from adaptsfl.data.cache import Decoded, cache_folder
@@ -19,7 +20,7 @@ from adaptsfl.data.folder import read_class_folders, read_class_labels
 from adaptsfl.data.hub import HUB, read_cached_parquet
 from adaptsfl.data.parquet import read_parquet_labels
 from adaptsfl.data.partition import FIELD, Parts, averaging_weights, check_parts, make_partition
-from adaptsfl.data.samples import Dataset, Samples
+from adaptsfl.data.samples import Choice, Dataset, Samples
 from adaptsfl.errors import InvalidInput
 
 
@@ -34,6 +35,7 @@ class PreparedData:
         batches: those of the devices `mine`, in that order.
         mine: the devices whose training samples are in memory here.
         labels: of all training samples, whoever holds them.
+        content: a name for all samples, whoever holds them, and for the files of a partition (`content_of`).
     """
 
     dataset: Dataset
@@ -42,6 +44,7 @@ class PreparedData:
     batches: DeviceBatches
     mine: tuple[int, ...]
     labels: Tensor
+    content: str
 
 
 def prepare(
@@ -60,7 +63,10 @@ def prepare(
     """
     checks.whole_number("training.batch_size", batch_size)
     held = tuple(range(devices) if mine is None else mine)
-    dataset, parts, labels = _share_out(config, devices, batch_size, held)
+    dataset = load_dataset(config)
+    content = dataset.fingerprint()  # while it is whole
+    dataset, parts, labels = _share_out(config, dataset, devices, batch_size, held)
+    content = _with_files(config, content)
     if classes is not None:
         dataset.check_classes(classes)
     check_parts(parts, batch_size)
@@ -74,7 +80,26 @@ def prepare(
         streams=held,
         device=device,
     )
-    return PreparedData(dataset, parts, averaging_weights(parts, config.weights), batches, held, labels)
+    return PreparedData(dataset, parts, averaging_weights(parts, config.weights), batches, held, labels, content)
+
+
+def content_of(config: DataConfig) -> str:
+    """Return a name for what `prepare` would read, without sharing it out: equal names, equal samples and files."""
+    return _with_files(config, load_dataset(config).fingerprint())
+
+
+def _with_files(config: DataConfig, content: str) -> str:
+    """Add the files of a partition, byte for byte: no rank has all of the samples in them."""
+    if config.partition.kind != "files":
+        return content
+    whole = sha256(content.encode())
+    for place in map(Path, config.partition.files or ()):
+        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if file.is_file():
+                with file.open("rb") as opened:
+                    whole.update(f"{file.relative_to(place)} {file_digest(opened, 'sha256').hexdigest()}\n".encode())
+        whole.update(b"\n")
+    return whole.hexdigest()[:16]
 
 
 def share_out(config: DataConfig, devices: int, *, batch_size: int = 1) -> tuple[Dataset, Parts]:
@@ -82,16 +107,29 @@ def share_out(config: DataConfig, devices: int, *, batch_size: int = 1) -> tuple
 
     Where every device brings a folder or a parquet file of its own, these together are the training samples.
     """
-    dataset, parts, _ = _share_out(config, devices, batch_size, range(devices))
+    dataset, parts, _ = _share_out(config, load_dataset(config), devices, batch_size, range(devices))
     return dataset, parts
 
 
-def _share_out(config: DataConfig, devices: int, batch_size: int, mine: Sequence[int]) -> tuple[Dataset, Parts, Tensor]:
+def load_part(config: DataConfig, devices: int, device: int, *, tests: Choice, batch_size: int = 1) -> Dataset:
+    """Return the dataset with one device's part of the training samples, the same as by `share_out`, and chosen tests.
+
+    Of other samples only the labels are read into memory, and they are gone when this returns.
+    """
+
+    def part(labels: Tensor) -> IntArray:
+        return make_partition(config.partition, labels.numpy(), devices, batch_size=batch_size)[device]
+
+    return load_dataset(config, {"train": part, "test": tests})
+
+
+def _share_out(
+    config: DataConfig, dataset: Dataset, devices: int, batch_size: int, mine: Sequence[int]
+) -> tuple[Dataset, Parts, Tensor]:
     """Return the dataset with the training samples of `mine`, one device after the other, and all parts and labels.
 
     With all devices, samples are in the order of the dataset.
     """
-    dataset = load_dataset(config)
     if config.partition.kind == "files":
         files = [Path(file) for file in config.partition.files or ()]
         _check_files(files, devices)

@@ -1,7 +1,8 @@
 """Labelled samples in memory, and how they are scaled on their way into a model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -11,7 +12,19 @@ from adaptsfl import checks
 from adaptsfl.checks import IntArray
 from adaptsfl.errors import InvalidInput
 
+Choice = Callable[[Tensor], IntArray]  # from the labels of all samples to the numbers of those wanted, rising
+
 INPUT_DTYPES = (torch.uint8, torch.float32, torch.int64)
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """Return a name for what tensors hold: equal names, equal types, shapes and values. One pass over their memory."""
+    whole = sha256()
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)  # NumPy does not know every type
+        whole.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        whole.update(flat.numpy().data)
+    return whole.hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +115,10 @@ class Dataset:
             problem = f"has {len(self.normalisation.mean)} entries for inputs of {_channels(train)} channels"
             raise InvalidInput("data.mean", problem, "Give one number per channel")
         self.check_classes(len(self.classes), "its own class names")
+
+    def fingerprint(self) -> str:
+        """Return a name for all that training and testing see of it."""
+        return fingerprint(self.train.inputs, self.train.labels, self.test.inputs, self.test.labels)
 
     def check_classes(self, count: int, of: str = "the model's outputs") -> None:
         """Raise unless every label is one of 0 … count − 1, the classes that `of` knows."""

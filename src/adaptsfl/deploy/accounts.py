@@ -1,15 +1,16 @@
 """The edge server's accounts: how long the phases of its rounds took, and what a block leaves in the record."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 
+from adaptsfl import latency
 from adaptsfl.deploy.block import OpenBlock, Round
 from adaptsfl.deploy.resources import MeasuredFleet
 from adaptsfl.deploy.sessions import Member, Shapes
 from adaptsfl.latency import EDGE_SERVER
-from adaptsfl.simulation.record import Block
-from adaptsfl.simulation.run import rates_seen
+from adaptsfl.runs.backend import Learned, Scene, Trained
 
 
 class Accounts:
@@ -53,28 +54,43 @@ class Accounts:
             upload_s = self.layer_bits(member.cut) / rate if rate > 0 else 0.0
             block.clock.passed(at, member.name, b1=upload_s, **back)
 
-    def record_of(self, block: OpenBlock, time_s: float) -> Block:
-        """Return the line of a block that ended so many seconds after the run began."""
+    def predicted(self, scene: Scene, cuts: Sequence[int]) -> dict[str, float]:
+        """Return the seconds of every phase of one round, and of one averaging, as the latency model has them."""
+        times = latency.phase_times(scene.costs, scene.fleet, np.array(cuts), self.measured.batch_size)
+        return {time.phase: time.seconds for time in times}
+
+    def trained(
+        self,
+        block: OpenBlock,
+        began_s: float,
+        ended_s: float,
+        evaluations: Sequence[tuple[int, float, float]],
+        divergence: Sequence[float],
+    ) -> Trained:
+        """Return what a block gave, which began and ended so many seconds after the run did.
+
+        Evaluations are of the model with which it began.
+        """
         took_part = {device for present in block.present for device in present}
         everybody = all(len(present) == len(self.members) for present in block.present)
-        return Block(
-            block=block.number,
-            first_round=block.first_round,
-            rounds=block.rounds,
-            time_s=time_s,
-            interval=block.interval,
+        scene = block.scene
+        return Trained(
+            Learned(tuple(block.losses), tuple(evaluations), tuple(divergence)),
             cuts=tuple(cut if k in took_part else 0 for k, cut in enumerate(block.cuts)),
-            deepest=block.deepest,
-            layer_intervals={},
+            time_s=ended_s,
             seconds=dict(block.clock.seconds),
             bottleneck=block.clock.bottleneck,
             bits=block.bits,
-            loss=float(np.mean(block.losses)),
-            evaluations=(),
-            estimates={"predicted": block.predicted, "measured": block.clock.data()},
-            resources=rates_seen(block.observed, block.members, len(self.members)),
             predicted_s=block.predicted_s,
+            evaluations=tuple((t, began_s, accuracy, loss) for t, accuracy, loss in evaluations),
             present=None if everybody else tuple(block.present),
+            estimates={"predicted": block.predicted, "measured": block.clock.data()},
+            restart={
+                "server": asdict(scene.fleet.server),
+                "forward_flops": scene.costs.forward_flops,
+                "backward_flops": scene.costs.backward_flops,
+                "epoch_rounds": scene.epoch_rounds,
+            },
         )
 
     def layer_bits(self, cut: int) -> float:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.accounts import Accounts
@@ -23,6 +24,20 @@ from adaptsfl.latency import EDGE_SERVER, FED_SERVER
 AT_ONCE = 8  # deliveries by the edge server itself: each is in memory as a file while it is sent
 
 
+@dataclass(frozen=True)
+class Averaged:
+    """What the end of a block led to.
+
+    Attributes:
+        version: of the averaged layers.
+        divergence: ‖w_i − w̄‖/‖w̄‖ of layers 1 … L_c before they were averaged, the mean over devices; empty if not
+            measured.
+    """
+
+    version: int
+    divergence: tuple[float, ...] = ()
+
+
 class Averaging:
     """Brings blocks to their end.
 
@@ -30,6 +45,7 @@ class Averaging:
         own_layers: called with a device and its cut: its layers above the cut, which are with the edge server.
         deadline_s: after which those who have not delivered are not waited for, if the others are enough.
         blame: called with a device whose layers came to no numbers.
+        measure_divergence: whether the fed server is to say how far apart copies were before it averaged them.
     """
 
     def __init__(
@@ -40,18 +56,22 @@ class Averaging:
         own_layers: Callable[[int, int], Awaitable[LayerStates]],
         deadline_s: Callable[[], float],
         blame: Callable[[OpenBlock, Member], None],
+        measure_divergence: bool = False,
     ) -> None:
         self.roster, self.fed, self.accounts = roster, fed, accounts
         self.own_layers, self.deadline_s, self.blame = own_layers, deadline_s, blame
+        self.measure_divergence = measure_divergence
 
-    async def close(self, block: OpenBlock) -> int:
-        """Have all copies delivered and averaged; return the new version of the layers."""
+    async def close(self, block: OpenBlock) -> Averaged:
+        """Have all copies delivered and averaged."""
         block.closing = True
         self._ask_to_deliver(block)
         while True:
             await asyncio.gather(self._deliveries(block), self._deliver_early(block))
             self.accounts.note_deliveries(block)
             devices, forgotten = set(block.delivered), block.forgotten
+            if len(devices) < self.roster.quorum:
+                continue  # one of them has lost its layers while the edge server brought its own
             try:
                 await self._deliver_all_own(block, devices)
                 if not devices <= block.delivered & block.delivered_for:
@@ -68,7 +88,7 @@ class Averaging:
                 self._accuse(block, closed.missing)
         block.over = True
         self._judge(block, devices)
-        return int(closed.version)
+        return Averaged(int(closed.version), tuple(closed.divergence))
 
     async def open_again(self, block: OpenBlock) -> None:
         """Make sure that the fed server knows the block; if it had forgotten, everybody delivers once more."""
@@ -156,7 +176,8 @@ class Averaging:
 
     async def _average(self, block: OpenBlock, devices: Collection[int]) -> wire.Closed:
         weights = {self.roster.by_number[k].name: self.roster.weight(k) for k in sorted(devices)}
-        return await self.fed.patiently(lambda: self.fed.close(block.attempt, weights))
+        measured = block.deepest if self.measure_divergence else 0
+        return await self.fed.patiently(lambda: self.fed.close(block.attempt, weights, measured=measured))
 
     def _accuse(self, block: OpenBlock, names: Collection[str]) -> None:
         """Send those away whose layers are not where they said, and ask the others again."""

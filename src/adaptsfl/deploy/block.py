@@ -6,7 +6,7 @@ from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.clock import BlockClock
 from adaptsfl.deploy.layers_file import LayerStates
 from adaptsfl.deploy.sessions import Arrival
-from adaptsfl.fleet import Fleet
+from adaptsfl.runs.backend import Scene
 
 
 @dataclass
@@ -74,8 +74,7 @@ class OpenBlock:
         rounds: none in the block at a run's end, in which the model is only evaluated.
         cuts: one per device of the fleet, also for those who may still come.
         opening, brought: what the fed server was told, in case it has to be told again.
-        members: who was there when it was planned.
-        observed: what was known of them.
+        scene: who was there when it was planned, and what was known of them.
         predicted: seconds of every phase of one round and of one averaging.
         trained: who took part in the last round and has not lost its layers since.
         closing: whether layers are being delivered: `delivered` by devices, `delivered_for` them by the edge server.
@@ -96,8 +95,7 @@ class OpenBlock:
     cuts: tuple[int, ...]
     opening: wire.Opening
     brought: LayerStates
-    members: tuple[int, ...]
-    observed: Fleet
+    scene: Scene
     predicted: dict[str, float]
     clock: BlockClock
     trained: set[int] = field(default_factory=set)

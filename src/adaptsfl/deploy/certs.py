@@ -6,8 +6,7 @@ is there is left alone, also where its key was taken away to the party it belong
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from adaptsfl.checks import short, whole_number
-from adaptsfl.errors import InvalidInput, NotWritten
-from adaptsfl.files import replace_file
+from adaptsfl.errors import InvalidInput
+from adaptsfl.files import replace_file, writing
 
 SERVERS = ("edge", "fed")
 AUTHORITY = "ca"
@@ -35,6 +34,7 @@ _LONGEST_DAYS = 36500
 _AUTHORITY_DAYS = 3650  # renewing it means new certificates for all
 _SKEW = timedelta(hours=1)  # clocks of devices are late; a certificate made just now has to be valid there too
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+GO_ON = "Give a folder that you may write to; the same command then goes on with what is missing"
 
 
 def is_device_name(name: str) -> bool:
@@ -58,7 +58,7 @@ def make_certificates(folder: Path, devices: Sequence[str], *, days: int = 365) 
     missing = [name for name in names if not _certificate_of(folder, name).exists()]
     if not missing and _certificate_of(folder, AUTHORITY).exists():
         return []
-    with _writing(folder):
+    with writing(folder, GO_ON):
         authority, made = _open_authority(folder, days)
         for name in missing:
             made += _issue(folder, name, authority, days)
@@ -75,7 +75,7 @@ def renew_certificate(folder: Path, name: str, *, days: int = 365) -> list[Path]
     if not (name in SERVERS or is_device_name(name)) or not _certificate_of(folder, name).exists():
         there = ", ".join(sorted(valid_until(folder))) or "none"
         raise InvalidInput("renew", f"there is no certificate of {short(name)} in {folder}", f"There are: {there}")
-    with _writing(folder):
+    with writing(folder, GO_ON):
         authority, made = _open_authority(folder, days)
         return made + _issue(folder, name, authority, days, key=ec.generate_private_key(ec.SECP256R1()))
 
@@ -257,15 +257,6 @@ def _write(place: Path, content: bytes, mode: int) -> Path:
 
     replace_file(place, fill)
     return place
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        remedy = "Give a folder that you may write to; the same command then goes on with what is missing"
-        raise NotWritten(f"{folder}: certificates cannot be written ({error.strerror or error}). {remedy}") from error
 
 
 def _now() -> datetime:

@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from adaptsfl.config import Recipe
+from adaptsfl.decisions import Decision
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.accounts import Accounts
 from adaptsfl.deploy.averaging import Averaging
+from adaptsfl.deploy.backend import DeployedBackend, deployed_policy
 from adaptsfl.deploy.block import OpenBlock, Round, Tests
 from adaptsfl.deploy.clock import ALL, BlockClock
-from adaptsfl.deploy.decisions import Decisions
 from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
 from adaptsfl.deploy.fed_client import OTHER_FOLDERS, PatientFed
 from adaptsfl.deploy.journal import Journal, Progress
@@ -38,8 +39,10 @@ from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import BadMessage, InvalidInput, TrainingDiverged
 from adaptsfl.latency import EDGE_SERVER
 from adaptsfl.loading import costs_of
-from adaptsfl.simulation.run import rounds_planned
-from adaptsfl.simulation.world import check_run
+from adaptsfl.runs.backend import Order, Scene, Trained
+from adaptsfl.runs.ending import rounds_planned
+from adaptsfl.runs.loop import BlockLoop
+from adaptsfl.runs.recipe import about_run, check_run
 from adaptsfl.training.timing import time_layers
 
 FAREWELL_S = 30.0  # for devices that are away when the run ends to come and hear of it
@@ -58,7 +61,6 @@ class Conductor:
     Attributes:
         board: what people see while it runs.
         block, round, tests: under way; none between two blocks.
-        ended_by: what ended the run; empty while it goes on.
         over: what devices are told once it has.
     """
 
@@ -83,7 +85,9 @@ class Conductor:
         nominal = costs_of(self.model, example, recipe.model, self.terms.batch_size, recipe.training.optimizer)
         self.measured = MeasuredFleet(nominal, self.terms.names, self.terms.batch_size, self.terms.optimizer)
         self._time_server(example)
-        self.decisions = Decisions(self.terms, self.model.layers, self.measured)
+        self.policy = deployed_policy(self.terms)
+        self.backend = DeployedBackend(self, self.terms, self.measured, self.policy)
+        self.loop = BlockLoop(self.backend, self.policy)
         self.journal = Journal(folder, self.terms)
         self.progress = Progress(deepest=self.terms.floor)
         planned = rounds_planned(self.terms.run, self.terms.batch_size)
@@ -105,16 +109,23 @@ class Conductor:
             own_layers=lambda device, cut: self.compute(self.edge_model.own_states, device, cut),
             deadline_s=lambda: self.recipe.deploy.round_deadline_s,
             blame=self.blame,
+            measure_divergence=self.policy.divergence,
         )
         self.block: OpenBlock | None = None
         self.round: Round | None = None
         self.tests: Tests | None = None
-        self.ended_by = ""
         self.over = ""
+        self._evaluation: tuple[int, float, float] | None = None  # of the model with which the block began
+        self._last_cuts: tuple[int, ...] = (self.terms.floor,) * self.terms.devices
         self._before_s = self._began = self._noted = 0.0
         self._common_at_close: LayerStates = {}
         self._admitting = asyncio.Lock()  # devices are let in one by one, and not between two blocks
         self._thread = ThreadPoolExecutor(1, "compute")  # all computing, one call at a time
+
+    @property
+    def ended_by(self) -> str:
+        """What ended the run; empty while it goes on."""
+        return self.loop.ended_by
 
     # --- telling devices what to do ---
 
@@ -170,7 +181,7 @@ class Conductor:
     def blame(self, block: OpenBlock, member: Member) -> None:
         """Remember that what a device did came to no numbers: if that happens to most, it is the model."""
         block.spoilt.add(member.number)
-        spoilt, devices = len(block.spoilt), max(len(block.members), len(self.roster.here()))
+        spoilt, devices = len(block.spoilt), max(len(block.scene.members), len(self.roster.here()))
         if 2 * spoilt > devices and (spoilt > 1 or self.terms.devices == 1):
             what = f"round {self.progress.rounds + 1}: what {spoilt} of {devices} devices sent came to no numbers"
             remedy = "Lower training.learning_rate, and begin anew in an empty folder"
@@ -180,7 +191,7 @@ class Conductor:
 
     async def run(self) -> str:
         """Train until the recipe's end; return what ended it."""
-        if self._resume():
+        if await self._resume():
             self.say("this run is over already")
             await self._say_goodbye(self.roster.by_number, self._how_it_ended())
             return self.ended_by
@@ -191,14 +202,19 @@ class Conductor:
         self.measured.server_link(ALL, to_fed_bps=to_fed.uplink, from_fed_bps=to_fed.downlink)
         self._noted = time.perf_counter()
         try:
-            while not self.ended_by:
-                await self._block()
+            await self.backend.beside(self._train_blocks, self.loop.interrupt)
             await self._finish()
         except TrainingDiverged as error:
             self.block = None
             await self._say_goodbye(self.roster.here(), f"it makes no sense any more: {error}")
             raise
         return self.ended_by
+
+    def _train_blocks(self) -> None:
+        """Train block after block, and keep each on disk; in the thread of the loop."""
+        for block in self.loop:
+            self.journal.add(block)
+            self.journal.save(self.progress, self._common_at_close)
 
     async def _wait_for_start(self) -> None:
         """Wait for all devices but those that cannot; after a while for as many as are needed."""
@@ -211,25 +227,29 @@ class Conductor:
             self.roster.wait_for(f"devices: {here} of {self.terms.devices} are here")
             await self.roster.change(deadline - time.monotonic() if here >= self.roster.quorum else math.inf)
 
-    async def _block(self) -> None:
-        """One block of rounds under one plan, and the averaging at its end."""
+    async def observe(self) -> Scene:
+        """Return who is here, once they are enough, and what was measured of them."""
         await self.roster.enough()
-        since = self.progress.rounds - self.progress.evaluated_at
-        block = await self._open(self._rounds_left(), evaluate=since >= self.terms.run.evaluate_every)
-        while self.progress.rounds < block.last_round:
-            await self._train_round(block)
-        await self._close(block)
-
-    async def _open(self, most: int | None, *, evaluate: bool) -> OpenBlock:
-        """Open a block of at most so many rounds at the fed server, place layers, tell devices; they begin at once."""
         members = self.roster.here()
         numbers = tuple(member.number for member in members)
         epoch_rounds = max(1, max(member.samples for member in members) // self.terms.batch_size)
-        decision, observed = self.decisions.next(self.progress.rounds, self.progress.blocks, numbers, epoch_rounds)
-        interval = decision.plan.interval
-        assert interval is not None
-        rounds = interval if most is None else min(interval, most)
-        planned = dict(zip(numbers, decision.plan.cuts, strict=True))
+        return Scene(numbers, self.measured.fleet(numbers), self.measured.costs, epoch_rounds)
+
+    async def train(self, order: Order, scene: Scene) -> Trained:
+        """Train one block of rounds under one decision, and have the layers of devices averaged."""
+        since = self.progress.rounds - self.progress.evaluated_at
+        block = await self._open(order.decision, order.rounds, scene, evaluate=since >= self.terms.run.evaluate_every)
+        while self.progress.rounds < block.last_round:
+            await self._train_round(block)
+        began_s = self.progress.seconds
+        await self._close(block)
+        rows = () if self._evaluation is None else (self._evaluation,)
+        return self.accounts.trained(block, began_s, self.progress.seconds, rows, self.progress.divergence)
+
+    async def _open(self, decision: Decision, rounds: int, scene: Scene, *, evaluate: bool) -> OpenBlock:
+        """Open a block at the fed server, place layers, tell devices; they begin at once."""
+        assert decision.interval is not None
+        planned = dict(zip(scene.members, decision.cuts, strict=True))
         least = min(planned.values())  # for those who come while it runs
         cuts = tuple(planned.get(number, least) for number in range(self.terms.devices))
         deepest, before = max(cuts), self.edge_model.deepest
@@ -252,13 +272,12 @@ class Conductor:
             number=self.progress.blocks + 1,
             first_round=self.progress.rounds + 1,
             rounds=rounds,
-            interval=interval,
+            interval=decision.interval,
             cuts=cuts,
             opening=opening,
             brought=brought,
-            members=numbers,
-            observed=observed,
-            predicted=self.decisions.predicted(observed, [planned[number] for number in numbers]),
+            scene=scene,
+            predicted=self.accounts.predicted(scene, decision.cuts),
             clock=clock,
         )
         async with self._admitting:
@@ -269,6 +288,7 @@ class Conductor:
                 clock.told(time.perf_counter())
             for member in self.roster.by_number:
                 member.attempt = 0
+        self._evaluation, self._last_cuts = None, cuts
         self._tell_of_plan(block)
         for member in self.roster.here():
             if member.session is not None:
@@ -348,29 +368,32 @@ class Conductor:
 
     async def _close(self, block: OpenBlock) -> None:
         """Have all copies averaged; note where we are."""
-        self.progress.version = await self.averaging.close(block)
+        averaged = await self.averaging.close(block)
+        self.progress.version, self.progress.divergence = averaged.version, averaged.divergence
         self.progress.deepest = block.deepest
         self.block = None  # whoever comes now is let in with the next one
         self.progress.blocks, self.progress.seconds = block.number, self._elapsed()
-        self.journal.note(self.accounts.record_of(block, self.progress.seconds))
         self._noted = time.perf_counter()
-        self.ended_by = self.progress.ended_by = self._end()
         self._common_at_close = self.edge_model.common_states()
-        self.journal.save(self.progress, self._common_at_close)
 
     async def _finish(self) -> None:
         """Evaluate once more, put the model together, and send everybody home."""
         common, version = self._common_at_close, self.progress.version
         untested = self.progress.evaluated_at < self.progress.rounds
         if untested and await self.roster.enough(self.recipe.deploy.start_deadline_s):
-            block = await self._open(0, evaluate=True)
+            scene = await self.observe()
+            cuts = tuple(self._last_cuts[number] for number in scene.members)
+            block = await self._open(Decision(cuts, 1), 0, scene, evaluate=True)
             deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
             while (left := deadline - time.monotonic()) > 0 and self._untested(block):
                 await self.roster.change(left)
             self.roster.check()  # before a model is written that makes no sense
             self._end_tests()
             self.block, block.over = None, True
-        self.journal.flush()
+            if self._evaluation is not None:
+                _, accuracy, _ = self._evaluation
+                self.loop.evaluated_last(accuracy)
+                self.journal.evaluated(*self._evaluation)
         try:
             await self.fed.patiently(lambda: self.fed.finish(version, common))
         except NotNow as error:
@@ -420,66 +443,53 @@ class Conductor:
         if tests is None or result is None:
             return
         accuracy, loss = result
-        self.progress.evaluated_at = tests.round
-        self.journal.evaluated(tests.round, accuracy, loss)
+        self.progress.evaluated_at, self._evaluation = tests.round, (tests.round, accuracy, loss)
         self.board.add_evaluation(tests.round, accuracy)
         self.say(f"round {tests.round}: accuracy {accuracy:.1%} on the devices' test samples")
-        goal = self.terms.run.target_accuracy
-        if goal is not None and accuracy >= goal:
-            self.ended_by = "target"
-
-    def _end(self) -> str:
-        """Return what ends the run now; nothing if it goes on."""
-        run, progress = self.terms.run, self.progress
-        if run.rounds is not None and progress.rounds >= run.rounds:
-            return "rounds"
-        if run.samples is not None and progress.rounds * self.terms.batch_size >= run.samples:
-            return "samples"
-        if run.seconds is not None and progress.seconds >= run.seconds:
-            return "seconds"
-        return self.ended_by
-
-    def _rounds_left(self) -> int | None:
-        planned = rounds_planned(self.terms.run, self.terms.batch_size)
-        return None if planned is None else planned - self.progress.rounds
 
     def _elapsed(self) -> float:
         return self._before_s + time.monotonic() - self._began
 
-    def _resume(self) -> bool:
+    async def _resume(self) -> bool:
         """Go on from the checkpoint, if there is one; return whether nothing is left to be done."""
         found = self.journal.begin()
         if found is not None:
-            self.progress, states = found
+            self.progress, states, blocks = found
             self._before_s = self.progress.seconds
             self.edge_model.load_common(states, self.progress.deepest)
-            self.ended_by = self.progress.ended_by or self._end()
             if self.journal.done:
+                self.loop.ended_by = self.journal.ended_by
                 return True
             self.say(f"going on after round {self.progress.rounds}")
+            past = [(block, self.backend.scene_of(block)) for block in blocks]
+            await self.backend.beside(lambda: self.loop.go_on(past, self.progress.divergence))
+            if blocks:
+                # The last evaluation of a run is written after its last checkpoint.
+                evaluated = [row[0] for row in blocks[-1].evaluations]
+                self.progress.evaluated_at = max([self.progress.evaluated_at, *evaluated])
+                least = min(cut for cut in blocks[-1].cuts if cut)
+                self._last_cuts = tuple(cut or least for cut in blocks[-1].cuts)
         self._common_at_close = self.edge_model.common_states()
         return False
 
     def _write_run(self, status: str) -> None:
-        facts = {
-            "policy": self.decisions.name,
-            "title": self.decisions.policy.title,
-            "devices": list(self.roster.members),
-            "layers": list(self.model.names),
-            "server": {name: moving.rate for name, moving in self.measured.server.items()},
-            "trainer": "engine",
-        }
-        self.journal.write_run(status, self.progress, self.ended_by, facts, self.measured.nominal)
+        terms, measured = self.terms, self.measured
+        name, recipe = terms.run.policies[0], self.backend.recipe
+        info = about_run(recipe, terms.seed, name, self.policy, terms.names, measured.nominal, measured.servers())
+        how = {"status": status, "ended_by": self.ended_by, "wall_s": self.progress.seconds, "real": True}
+        done = {"rounds": self.progress.rounds} if status == "done" else {}
+        self.journal.write_run({**info, **how, **done})
 
     # --- telling people ---
 
     def _tell_of_plan(self, block: OpenBlock) -> None:
-        cuts = ", ".join(str(block.cuts[k]) for k in block.members)
-        if block.rounds:
-            self.say(
-                f"block {block.number}: rounds {block.first_round} to {block.last_round}, cuts {cuts} "
-                f"(version {self.progress.version} of the layers)"
-            )
+        if not block.rounds:  # it is only evaluated: nobody has decided on that
+            return
+        cuts = ", ".join(str(block.cuts[k]) for k in block.scene.members)
+        self.say(
+            f"block {block.number}: rounds {block.first_round} to {block.last_round}, cuts {cuts} "
+            f"(version {self.progress.version} of the layers)"
+        )
         self.board.update(block=block.number, interval=block.interval, deepest=block.deepest)
 
     def _tell_of_round(self, block: OpenBlock, phases: dict[str, float], round_s: float) -> None:

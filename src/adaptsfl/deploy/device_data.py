@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from adaptsfl.checks import IntArray
 from adaptsfl.config import DataConfig
-from adaptsfl.data import DeviceBatches, Samples, evaluation_batches, share_out
+from adaptsfl.data import DeviceBatches, evaluation_batches, load_part
 from adaptsfl.data.datasets import load_dataset
 from adaptsfl.data.hub import HUB
 from adaptsfl.data.samples import Dataset
@@ -23,7 +23,7 @@ class DeviceData:
 
     batches: DeviceBatches
     samples: int
-    dataset: Dataset  # train: this device's samples only
+    dataset: Dataset  # this device's samples only, of train and test
     batch_size: int
 
     def at(self, round_: int) -> Batch:
@@ -45,13 +45,12 @@ def load_device_data(terms: Terms, number: int, path: Path | None, classes: int)
     """
     config = terms.recipe.data or DataConfig()
     if path is None:
-        dataset, parts = share_out(config, terms.devices, batch_size=terms.batch_size)
-        part = torch.from_numpy(np.asarray(parts[number]))
-        tests = torch.arange(_test_samples(dataset, terms))[number :: terms.devices]
-        if not len(tests):
-            tests = torch.arange(len(dataset.test))[number : number + 1]
-        own = Dataset(
-            _picked(dataset.train, part), _picked(dataset.test, tests), dataset.classes, dataset.normalisation
+        own = load_part(
+            config,
+            terms.devices,
+            number,
+            tests=lambda labels: _own_tests(len(labels), terms, number),
+            batch_size=terms.batch_size,
         )
     else:
         own = _own_files(config, path)
@@ -86,9 +85,7 @@ def _own_files(config: DataConfig, path: Path) -> Dataset:
     return load_dataset(config.model_copy(update={"name": name, "path": str(path)}))
 
 
-def _test_samples(dataset: Dataset, terms: Terms) -> int:
-    return min(len(dataset.test), terms.test_samples or len(dataset.test))
-
-
-def _picked(samples: Samples, rows: Tensor) -> Samples:
-    return Samples(samples.inputs[rows], samples.labels[rows])
+def _own_tests(count: int, terms: Terms, number: int) -> IntArray:
+    """Return every N-th of the test samples, or one of them where there are fewer than devices."""
+    own = np.arange(min(count, terms.test_samples or count))[number :: terms.devices]
+    return own if len(own) else np.arange(count)[number : number + 1]

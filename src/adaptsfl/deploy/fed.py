@@ -4,6 +4,7 @@ It sees weights of single devices, and never activations or labels. The edge ser
 """
 
 import asyncio
+import json
 import math
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from adaptsfl.deploy.fed_client import LARGEST_DIVERGENCE
 from adaptsfl.deploy.identity import Party, require
 from adaptsfl.deploy.layers_file import LayerState, LayerStates, Template, by_layer, named, to_bytes
 from adaptsfl.deploy.service import NotNow, Service
@@ -31,7 +33,8 @@ from adaptsfl.deploy.wire_pb2 import (
     Wanted,
 )
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, first_line
-from adaptsfl.files import about_tensors, replace_file, write_tensors
+from adaptsfl.files import about_tensors, replace_file, write_tensors, writing
+from adaptsfl.training.divergence import divergence
 from adaptsfl.training.layers import average
 
 KEPT_VERSIONS = 2  # the edge server may have been stopped before it noted that the last one was there
@@ -64,6 +67,20 @@ class OpenBlock:
         return {**self.from_devices[device], **self.from_edge.get(device, {})}
 
 
+@dataclass(frozen=True)
+class ClosedBlock:
+    """The block that was closed last: what its closing is answered with, should it be asked for once more.
+
+    Attributes:
+        version: that it led to.
+        divergence: of layers 1 … L_c, if it was asked for.
+    """
+
+    attempt: int
+    version: int
+    divergence: tuple[float, ...] = ()
+
+
 class FedServer(Service):
     """Answers the calls of service Fed.
 
@@ -81,7 +98,7 @@ class FedServer(Service):
         self.model, _ = terms.model(seed)
         self.template = Template(self.model, terms.optimizer)
         self.block: OpenBlock | None = None
-        self._closed: tuple[int, int] | None = None  # attempt and version of the block that was closed last
+        self._closed: ClosedBlock | None = None
         self.versions: dict[int, LayerStates] = self._load()
         self.finished = asyncio.Event()
         self.failure: NotWritten | None = None  # what ended it before the model was put together
@@ -142,27 +159,31 @@ class FedServer(Service):
         return Received(size=len(data))
 
     async def close(self, request: Closing, context: Any) -> Closed:
-        """Average the copies of the named devices and publish the next version."""
+        """Average the copies of the named devices, measure their divergence if asked, and publish the next version."""
         await require(context, "edge")
         async with self._averaging:
-            version = self._already_closed(request.attempt)
-            if version is not None:
-                return Closed(version=version)
+            closed = self._already_closed(request.attempt)
+            if closed is not None:
+                return Closed(version=closed.version, divergence=closed.divergence if request.divergence else ())
             block = self._open_block(request.attempt)
-            weights = dict(request.weights)
-            if not weights or any(name not in block.cuts or not 0 < w < math.inf for name, w in weights.items()):
+            given = dict(request.weights)
+            if not given or any(name not in block.cuts or not 0 < w < math.inf for name, w in given.items()):
                 raise BadMessage("averaging was asked for with unknown devices or weights that are not positive")
+            # A message's map has another order in every process, and sums of floats differ with theirs.
+            weights = dict(sorted(given.items()))
             missing = [name for name in weights if not block.delivered(name)]
             if missing:
                 return Closed(version=block.version, missing=missing)
+            apart = await asyncio.to_thread(self._divergence, block, weights) if request.divergence else ()
             states = await asyncio.to_thread(self._averaged, block, weights)
-            await self._written(self._save, block.version + 1, states, block.attempt)
-            self.versions[block.version + 1] = states
+            closed = ClosedBlock(block.attempt, block.version + 1, apart)
+            await self._written(self._save, closed, states)
+            self.versions[closed.version] = states
             for old in sorted(self.versions)[:-KEPT_VERSIONS]:
                 del self.versions[old]
-            self.block, self._closed = None, (block.attempt, block.version + 1)
-            self.say(f"version {block.version + 1}: layers 1 to {block.deepest} of {len(weights)} devices averaged")
-            return Closed(version=block.version + 1)
+            self.block, self._closed = None, closed
+            self.say(f"version {closed.version}: layers 1 to {block.deepest} of {len(weights)} devices averaged")
+            return Closed(version=closed.version, divergence=closed.divergence)
 
     async def finish(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
         """Put the whole model together from the averaged layers and the common ones, which the edge server brings."""
@@ -190,9 +211,9 @@ class FedServer(Service):
             raise NotNow("this block is not open here")
         return self.block
 
-    def _already_closed(self, attempt: int) -> int | None:
-        """Return the version that a block led to, if its closing is asked for a second time."""
-        return self._closed[1] if self._closed is not None and self._closed[0] == attempt else None
+    def _already_closed(self, attempt: int) -> ClosedBlock | None:
+        """Return what a block led to, if its closing is asked for a second time."""
+        return self._closed if self._closed is not None and self._closed.attempt == attempt else None
 
     def _check_opening(self, deepest: int, cuts: dict[str, int], first: int, last: int, known: int) -> None:
         if not cuts or deepest != max(cuts.values()) or not 1 <= deepest <= self.model.layers:
@@ -244,6 +265,18 @@ class FedServer(Service):
             states[number] = {name: tensor.clone() for name, tensor in copies[0].state().items()}
         return states
 
+    def _divergence(self, block: OpenBlock, weights: dict[str, float]) -> tuple[float, ...]:
+        """Return how far apart the devices' copies of every layer are, as the engine of a simulation measures it."""
+        total = sum(weights.values())
+        forged = [block.forged(name) for name in weights]
+        shares = [weight / total for weight in weights.values()]
+        found = []
+        for number in range(1, block.deepest + 1):
+            copies = [own[number] for own in forged]
+            parameters = [[copy[name] for copy in copies] for name in copies[0] if name.startswith("parameters.")]
+            found.append(min(divergence(parameters, shares), LARGEST_DIVERGENCE))
+        return tuple(found)
+
     # --- disk ---
 
     async def _written(self, write: Callable[..., None], *arguments: Any) -> None:
@@ -268,24 +301,26 @@ class FedServer(Service):
             if about.get("terms") != self.terms.to_json():
                 problem = "is of a run with another recipe"
                 raise InvalidInput("version", problem, "Give a folder of its own to every run", source=str(file))
-            self._closed = int(about["attempt"]), _version_of(file)
+            apart = tuple(json.loads(about.get("divergence", "[]")))
+            self._closed = ClosedBlock(int(about["attempt"]), _version_of(file), apart)
         if found:
             self.say(f"going on with version {max(found)} of the layers")
             return found
         states = {number: self.template.layer(number).state() for number in range(1, self.terms.floor + 1)}
-        self._save(0, states, 0)
+        self._save(ClosedBlock(0, 0), states)
         return {0: states}
 
-    def _save(self, version: int, states: LayerStates, attempt: int) -> None:
-        place = self.folder / f"version-{version}.safetensors"
-        about = {"terms": self.terms.to_json(), "attempt": str(attempt)}
-        try:
+    def _save(self, closed: ClosedBlock, states: LayerStates) -> None:
+        place = self.folder / f"version-{closed.version}.safetensors"
+        about = {
+            "terms": self.terms.to_json(),
+            "attempt": str(closed.attempt),
+            "divergence": json.dumps(closed.divergence),
+        }
+        with writing(place, "Free some space: the versions before it are still there"):
             replace_file(place, lambda path: write_tensors(path, named(states), about))
-        except OSError as error:
-            remedy = "Free some space: the versions before it are still there"
-            raise NotWritten(f"{place}: cannot be written ({first_line(error)}). {remedy}.") from error
         for file in sorted(self.folder.glob("version-*.safetensors"), key=_version_of):
-            if not version - KEPT_VERSIONS < _version_of(file) <= version:
+            if not closed.version - KEPT_VERSIONS < _version_of(file) <= closed.version:
                 file.unlink(missing_ok=True)
 
     def _write_model(self, states: LayerStates) -> None:
@@ -296,11 +331,8 @@ class FedServer(Service):
         whole: dict[str, Tensor] = self.model.merge_state(*pieces)
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in whole.items()}
         place = self.folder / MODEL_FILE
-        try:
+        with writing(place, "Free some space: all layers are still there"):
             replace_file(place, lambda path: write_tensors(path, tensors))
-        except OSError as error:
-            remedy = "Free some space: all layers are still there"
-            raise NotWritten(f"{place}: cannot be written ({first_line(error)}). {remedy}.") from error
 
 
 def _header(part: LayersPart) -> Layers:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +26,8 @@ PASSING = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
 )
+# What the fed server says of copies whose mean is zero or next to it, where the simulator may say infinity.
+LARGEST_DIVERGENCE = 1e9
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED  # its disk; that ends when somebody makes room
 OTHER_FOLDERS = "Give both servers the folders that they had, or begin anew with two empty ones"
 T = TypeVar("T")
@@ -83,10 +85,15 @@ class FedClient:
         seconds = time.perf_counter() - started
         return Moved(len(data), 8 * len(data) / max(seconds, SHORTEST_S), {})
 
-    async def close(self, attempt: int, weights: Mapping[str, float]) -> Closed:
-        """Let the copies be averaged."""
-        request = Closing(attempt=attempt, weights=weights)
+    async def close(self, attempt: int, weights: Mapping[str, float], *, measured: int = 0) -> Closed:
+        """Let the copies be averaged.
+
+        Args:
+            measured: L_c, if the divergence of layers 1 … L_c is to be measured before; 0 if not.
+        """
+        request = Closing(attempt=attempt, weights=weights, divergence=measured > 0)
         closed: Closed = await self.calls.close(request, timeout=PATIENCE_S)
+        _check_divergence(closed.divergence, 0 if closed.missing else measured)
         return closed
 
     async def finish(self, version: int, common: LayerStates) -> None:
@@ -142,6 +149,15 @@ class PatientFed(FedClient):
                 return await self.patiently(lambda: self.fetch(opening.attempt, first, last))
             except NotNow:
                 await self.tell(opening, brought)
+
+
+def _check_divergence(found: Sequence[float], layers: int) -> None:
+    """Refuse anything but one number per layer that copies can be apart."""
+    if len(found) != layers:
+        raise BadMessage(f"the fed server sent the divergence of {len(found)} layers, {layers} were expected")
+    for number, apart in enumerate(found, start=1):
+        if not 0 <= apart <= LARGEST_DIVERGENCE:  # NaN is neither
+            raise BadMessage(f"the fed server sent {apart:g} as the divergence of layer {number}")
 
 
 def _patience(size: int) -> float:

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +13,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-import adaptsfl
-from adaptsfl.costs import CutCosts
 from adaptsfl.deploy.layers_file import LayerStates, by_layer, named
 from adaptsfl.deploy.terms import Terms
-from adaptsfl.errors import InvalidInput, NotWritten, first_line
-from adaptsfl.files import about_tensors, replace_file, write_tensors
-from adaptsfl.simulation.folder import RECORD, RUN, append_block, write_run
-from adaptsfl.simulation.record import Block, block_line, block_of
+from adaptsfl.errors import InvalidInput, first_line
+from adaptsfl.files import about_tensors, replace_file, write_tensors, writing
+from adaptsfl.runs.folder import RECORD, RUN, append_block, read_blocks, write_run
+from adaptsfl.runs.record import Block, block_line
 
 CHECKPOINT = "edge.safetensors"
 ANEW = "Begin anew in an empty folder"
@@ -32,7 +33,7 @@ class Progress:
         deepest: L_c, above which layers are common.
         evaluated_at: the last round after which the model was evaluated.
         seconds: since the run began, without the time in which the server was down or waited for the first devices.
-        ended_by: what ended it; empty while it goes on.
+        divergence: of every client-specific layer when it was last averaged, where that is measured.
     """
 
     rounds: int = 0
@@ -41,7 +42,7 @@ class Progress:
     deepest: int = 0
     evaluated_at: int = 0
     seconds: float = 0.0
-    ended_by: str = ""
+    divergence: tuple[float, ...] = ()
 
 
 class Journal:
@@ -49,10 +50,9 @@ class Journal:
 
     def __init__(self, folder: Path, terms: Terms) -> None:
         self.folder, self.terms = folder, terms
-        self._last: Block | None = None  # not written yet: its evaluation is still to come
 
-    def begin(self) -> tuple[Progress, LayerStates] | None:
-        """Return where an earlier life of this run ended, and the common layers then; None if it had none."""
+    def begin(self) -> tuple[Progress, LayerStates, list[Block]] | None:
+        """Return where an earlier process stopped, the common layers then, and its blocks; None if there was none."""
         place = self.folder / CHECKPOINT
         if not place.exists():
             self._write_record([])
@@ -60,109 +60,71 @@ class Journal:
         try:
             about = json.loads(about_tensors(place)["state"])
             states = by_layer(load_file(place))
-            told, last, progress = about["terms"], about["last"], Progress(**about["progress"])
+            told, progress = about["terms"], Progress(**about["progress"])
         except (KeyError, ValueError, TypeError, OSError, SafetensorError) as error:
             raise InvalidInput("checkpoint", f"cannot be read ({first_line(error)})", ANEW, source=str(place)) from None
         if told != self.terms.to_json():
             problem = "is of a run with another recipe"
             raise InvalidInput("checkpoint", problem, "Give a folder of its own to every run", source=str(place))
         states.pop(0, None)
-        self._last = None if last is None else block_of(json.loads(last))
-        self._drop_later_blocks(progress)
-        return progress, states
+        record = self.folder / RECORD
+        # Blocks after the checkpoint are trained again.
+        blocks = [block for block in read_blocks(record) if block.last_round <= progress.rounds]
+        if len(blocks) != progress.blocks:
+            problem = f"has {len(blocks)} of the {progress.blocks} blocks before the checkpoint"
+            raise InvalidInput("record", problem, f"Restore it. {ANEW}, if you cannot", source=str(record))
+        self._write_record(blocks)
+        return progress, states, blocks
 
     @property
     def done(self) -> bool:
         """Whether the run has ended, and everything is written."""
-        try:
-            return bool(json.loads((self.folder / RUN).read_text(encoding="utf-8"))["status"] == "done")
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        return self._run().get("status") == "done"
 
-    def note(self, block: Block) -> None:
-        """Take in a block that is done; the one before it is written."""
-        self.flush()
-        self._last = block
+    @property
+    def ended_by(self) -> str:
+        """What ended the run, once it is done."""
+        return str(self._run().get("ended_by", ""))
+
+    def add(self, block: Block) -> None:
+        """Write the line of a block; it is on the disk before a checkpoint says that the block is done."""
+        with self._writing(RECORD), (self.folder / RECORD).open("a", encoding="utf-8") as file:
+            append_block(file, block)
+            os.fsync(file.fileno())
 
     def evaluated(self, round_: int, accuracy: float, loss: float) -> None:
-        """Add an evaluation to the last block."""
-        if self._last is not None:
-            row = (round_, self._last.time_s, accuracy, loss)
-            self._last = dataclasses.replace(self._last, evaluations=(*self._last.evaluations, row))
-
-    def flush(self) -> None:
-        """Write what is still to be written."""
-        if self._last is not None:
-            with self._writing(RECORD), (self.folder / RECORD).open("a", encoding="utf-8") as file:
-                append_block(file, self._last)
-            self._last = None
+        """Add the last evaluation of a run to its last block."""
+        *blocks, last = read_blocks(self.folder / RECORD)
+        row = (round_, last.time_s, accuracy, loss)
+        self._write_record([*blocks, dataclasses.replace(last, evaluations=(*last.evaluations, row))])
 
     def save(self, progress: Progress, common: LayerStates) -> None:
         """Write the checkpoint: all that a restarted server needs, in one file that is there whole or not at all."""
-        last = None if self._last is None else block_line(self._last)
-        about = {"terms": self.terms.to_json(), "progress": asdict(progress), "last": last}
+        about = {"terms": self.terms.to_json(), "progress": asdict(progress)}
         tensors = named(common) or {"0.nothing": torch.zeros(1)}
         with self._writing(CHECKPOINT):
             replace_file(
                 self.folder / CHECKPOINT, lambda path: write_tensors(path, tensors, {"state": json.dumps(about)})
             )
 
-    def write_run(self, status: str, progress: Progress, ended_by: str, facts: dict[str, Any], costs: CutCosts) -> None:
+    def write_run(self, info: Mapping[str, Any]) -> None:
         """Write run.json, as simulated runs have it."""
-        recipe, run = self.terms.recipe, self.terms.run
-        with self._writing("run.json"):
-            write_run(
-                self.folder,
-                {
-                    "name": recipe.name,
-                    "seed": self.terms.seed,
-                    "recipe": recipe.model_dump(mode="json"),
-                    "versions": {"adaptsfl": adaptsfl.__version__, "torch": torch.__version__},
-                    "batch_size": self.terms.batch_size,
-                    "costs": {name: value for name, value in asdict(costs).items() if name != "names"},
-                    "targets": run.targets,
-                    "status": status,
-                    "ended_by": ended_by,
-                    "wall_s": progress.seconds,
-                    "rounds": progress.rounds if status == "done" else None,
-                    "real": True,
-                    **facts,
-                },
-            )
+        with self._writing(RUN):
+            write_run(self.folder, info)
 
-    def _drop_later_blocks(self, progress: Progress) -> None:
-        """Remove the lines of blocks that are trained again, or that are still to be written."""
-        first = self._last.first_round if self._last is not None else progress.rounds + 1
-        record = self.folder / RECORD
-        lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-        self._write_record([line for line in lines if _first_round(line) < first])
+    def _run(self) -> dict[str, Any]:
+        """Return run.json; nothing, if it cannot be read."""
+        with suppress(OSError, ValueError):
+            content = json.loads((self.folder / RUN).read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return content
+        return {}
 
-    def _write_record(self, lines: list[str]) -> None:
-        text = "".join(f"{line}\n" for line in lines)
+    def _write_record(self, blocks: Sequence[Block]) -> None:
+        text = "".join(f"{block_line(block)}\n" for block in blocks)
         with self._writing(RECORD):
             replace_file(self.folder / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
 
-    def _writing(self, name: str) -> "_Writing":
-        return _Writing(self.folder / name)
-
-
-class _Writing:
-    """Say in words that a file cannot be written."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        if isinstance(error, OSError):
-            remedy = "Free some space, or give a folder that can be written; the last checkpoint is still there"
-            raise NotWritten(f"{self.place}: cannot be written ({first_line(error)}). {remedy}.") from error
-
-
-def _first_round(line: str) -> float:
-    try:
-        return float(json.loads(line)["first_round"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")  # torn by a crash
+    def _writing(self, name: str) -> AbstractContextManager[None]:
+        remedy = "Free some space, or give a folder that can be written; the last checkpoint is still there"
+        return writing(self.folder / name, remedy)

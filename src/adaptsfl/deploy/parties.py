@@ -3,17 +3,12 @@
 import asyncio
 import ctypes
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]
 
 from adaptsfl.config import Recipe
 from adaptsfl.deploy.conductor import Conductor
@@ -24,7 +19,8 @@ from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen,
 from adaptsfl.deploy.service import OPTIONS, Calls, Service
 from adaptsfl.deploy.status_server import serve_status
 from adaptsfl.deploy.terms import Terms
-from adaptsfl.errors import InvalidInput, NotWritten, Stopped, first_line
+from adaptsfl.errors import Stopped
+from adaptsfl.files import held
 
 # Of one connection: calls at a time, how long it may take to say who it is, and how long it may stay without a call.
 CONNECTIONS = (
@@ -40,8 +36,6 @@ RECONNECTING = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect
 # As malloc.h of the GNU C library numbers them: what is smaller is not given back, nor is the rest up to so much.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_MEMORY = ((M_MMAP_THRESHOLD, 2**25), (M_TRIM_THRESHOLD, 2**28))
-
-LOCK = ".lock"
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -139,25 +133,6 @@ async def _serving(
     finally:
         await server.stop(FAREWELL_S)
         await asyncio.sleep(SETTLE_S)
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep a folder for this process: two servers that write to one would leave a run that nobody can go on with."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("w")
-    except OSError as error:
-        remedy = "Give a folder that can be written"
-        raise NotWritten(f"{folder}: cannot be written ({first_line(error)}). {remedy}.") from error
-    with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                remedy = "Stop it first, or give another folder"
-                raise InvalidInput("--out", "is in use by another server", remedy, source=str(folder)) from None
-        yield
 
 
 def keep_freed_memory() -> None:

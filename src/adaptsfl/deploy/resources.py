@@ -12,7 +12,7 @@ from adaptsfl.costs import CutCosts
 from adaptsfl.deploy.wire_pb2 import Ready
 from adaptsfl.errors import BadMessage
 from adaptsfl.fleet import RATES, Fleet, Server
-from adaptsfl.simulation.beliefs import MEMORY_ROUNDS
+from adaptsfl.runs.beliefs import MEMORY_ROUNDS
 from adaptsfl.training.settings import OptimizerSettings
 
 FASTEST = 1e11  # bits per second, of a link that is too fast to be measured
@@ -120,5 +120,8 @@ class MeasuredFleet:
     def fleet(self, numbers: Sequence[int]) -> Fleet:
         """Return some of the devices as the planner sees them."""
         rates = {name: np.array([self.devices[number][name].rate for number in numbers]) for name in RATES}
-        server = Server(**{name: moving.rate for name, moving in self.server.items()})
-        return Fleet(**rates, server=server, names=tuple(self.names[number] for number in numbers))
+        return Fleet(**rates, server=self.servers(), names=tuple(self.names[number] for number in numbers))
+
+    def servers(self) -> Server:
+        """Return the edge server and its link with the fed server as the planner sees them."""
+        return Server(**{name: moving.rate for name, moving in self.server.items()})

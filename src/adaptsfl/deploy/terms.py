@@ -17,9 +17,9 @@ from adaptsfl.checks import printable, short
 from adaptsfl.config import DataConfig, Recipe, RunConfig
 from adaptsfl.deploy.certs import is_device_name
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
-from adaptsfl.loading import split_model
+from adaptsfl.loading import classes_of, split_model
 from adaptsfl.models import SplitModel
-from adaptsfl.simulation.world import check_training, classes_of, optimizer_settings, seeded
+from adaptsfl.runs.recipe import check_training, optimizer_settings, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.settings import check_trainable
 
@@ -146,6 +146,7 @@ def check_rules(recipe: Recipe) -> None:
         raise InvalidInput("deploy.devices", "is empty", "Name at least one device, or leave it out")
     checks.number("deploy.round_deadline_s", rules.round_deadline_s, positive=True)
     checks.number("deploy.start_deadline_s", rules.start_deadline_s)
+    checks.number("deploy.plan_deadline_s", rules.plan_deadline_s)
     if not 0 < rules.quorum <= 1:
         raise InvalidInput("deploy.quorum", f"is {rules.quorum:g}", "Give a share of the fleet above 0, at most 1")
     if training.optimizer != "sgd" and training.at_averaging == "keep":

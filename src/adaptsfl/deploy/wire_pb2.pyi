@@ -252,7 +252,7 @@ class Received(_message.Message):
     def __init__(self, size: _Optional[int] = ...) -> None: ...
 
 class Closing(_message.Message):
-    __slots__ = ("attempt", "weights")
+    __slots__ = ("attempt", "weights", "divergence")
     class WeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -262,17 +262,21 @@ class Closing(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DIVERGENCE_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     weights: _containers.ScalarMap[str, float]
-    def __init__(self, attempt: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    divergence: bool
+    def __init__(self, attempt: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ..., divergence: _Optional[bool] = ...) -> None: ...
 
 class Closed(_message.Message):
-    __slots__ = ("version", "missing")
+    __slots__ = ("version", "missing", "divergence")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    DIVERGENCE_FIELD_NUMBER: _ClassVar[int]
     version: int
     missing: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+    divergence: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, version: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., divergence: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Final(_message.Message):
     __slots__ = ("version",)

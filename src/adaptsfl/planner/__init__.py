@@ -3,7 +3,7 @@
 from adaptsfl.errors import InvalidInput
 from adaptsfl.planner import exact, exhaustive
 from adaptsfl.planner.problem import Plan, PlanProblem, Status, time_ratio
-from adaptsfl.planner.whatif import Alternative, Sensitivity, alternatives, sensitivity
+from adaptsfl.planner.whatif import Alternative, OtherRounds, Sensitivity, alternatives, other_rounds, sensitivity
 
 SOLVERS = ("exact", "bcd", "exhaustive")
 
@@ -26,11 +26,13 @@ def plan(problem: PlanProblem, solver: str = "exact", time_limit_s: float = floa
 __all__ = [
     "SOLVERS",
     "Alternative",
+    "OtherRounds",
     "Plan",
     "PlanProblem",
     "Sensitivity",
     "Status",
     "alternatives",
+    "other_rounds",
     "plan",
     "sensitivity",
     "time_ratio",

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptsfl import latency
 from adaptsfl.checks import FloatArray, IntArray
-from adaptsfl.planner.interval import IntervalRule
+from adaptsfl.planner.interval import interval_rule
 from adaptsfl.planner.problem import PlanProblem
 
 
@@ -56,7 +56,7 @@ def bounds_by_deepest(problem: PlanProblem, least: FloatArray) -> FloatArray:
     round_s = least[0] + problem.batch_size * flops / problem.fleet.server.flops + least[1]
     possible = np.flatnonzero(np.isfinite(round_s))
     bounds = np.full(problem.layers, np.inf)
-    rule = IntervalRule(problem, possible + 1)
+    rule = interval_rule(problem, possible + 1)
     bounds[possible] = rule.best_time_s(round_s[possible], (least[2] + least[3])[possible])
     return bounds
 
@@ -74,7 +74,7 @@ def best_uniform(problem: PlanProblem) -> UniformPlan:
     """Try every cut for all devices, each with its best interval."""
     cuts = deepest_allowed(problem)
     cuts = cuts[(cuts > 0).all(axis=1)]
-    rule = IntervalRule(problem, cuts.max(axis=1))
+    rule = interval_rule(problem, cuts.max(axis=1))
     intervals, times = rule.choose(problem.round_s(cuts), problem.aggregation_s(cuts))
     best = int(np.argmin(times))
     return UniformPlan(int(intervals[best]), cuts[best], float(times[best]))

@@ -21,7 +21,7 @@ import numpy as np
 from adaptsfl.checks import BoolArray, FloatArray
 from adaptsfl.planner.bound import best_uniform, bounds_by_deepest, cut_times, least_terms
 from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting
-from adaptsfl.planner.interval import IntervalRule
+from adaptsfl.planner.interval import IntervalRule, interval_rule
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
 
 TOLERANCE = 1e-11  # a box that could save less than this part of the best time is closed
@@ -56,7 +56,7 @@ class _Search:
         self.times = cut_times(problem)  # (4, L, N)
         self.least = least_terms(problem, self.times)
         self.times[0][~problem.allowed] = np.inf
-        self.rules = [IntervalRule(problem, m) for m in range(problem.layers + 1)]
+        self.rules: dict[int, IntervalRule] = {}
         self.nodes = 0
         start = best_uniform(problem)
         self.best_s, self.interval, self.cuts = start.time_s, start.interval, start.cuts
@@ -65,6 +65,12 @@ class _Search:
     def goal_s(self) -> float:
         """A plan must be faster than this to be worth looking for."""
         return self.best_s * (1 - TOLERANCE)
+
+    def rule(self, deepest: int) -> IntervalRule:
+        """Return the rule for this L_c, made when it is first asked for."""
+        if deepest not in self.rules:
+            self.rules[deepest] = interval_rule(self.problem, deepest)
+        return self.rules[deepest]
 
     def run(self, deadline: float) -> float:
         """Search until done or until `deadline`; return the smallest bound of what is left, infinite if nothing is."""
@@ -88,7 +94,7 @@ class _Search:
     def offer(self, deepest: int, thresholds: FloatArray) -> None:
         """Keep the plan that these thresholds determine, if it is the best so far."""
         cuts = deepest_cuts(fitting(self.times[:, :deepest], thresholds))
-        rule = self.rules[int(cuts.max())]
+        rule = self.rule(int(cuts.max()))
         interval, time_s = rule.choose(self.problem.round_s(cuts), self.problem.aggregation_s(cuts))
         if time_s < self.best_s:
             self.best_s, self.interval, self.cuts = float(time_s), int(interval), cuts
@@ -96,7 +102,7 @@ class _Search:
     def expand(self, box: Box) -> list[tuple[float, Box]]:
         """Shrink the box, bound a grid of cells inside it, and return what is worth a closer look."""
         self.nodes += 1
-        rule = self.rules[box.deepest]
+        rule = self.rule(box.deepest)
         shrunk = self.shrink(box, rule)
         if shrunk is None:
             return []

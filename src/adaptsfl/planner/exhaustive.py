@@ -1,6 +1,6 @@
 """Every plan of a tiny problem: the oracle that the other solvers are measured against.
 
-It uses nothing but the objective itself: every allowed combination of cuts with every interval that makes progress.
+It uses nothing but the objective itself: every allowed combination of cuts with every interval that may be chosen.
 """
 
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptsfl.checks import IntArray
 from adaptsfl.errors import SolverError
-from adaptsfl.planner.problem import Plan, PlanProblem, explained
+from adaptsfl.planner.problem import Plan, PlanProblem, explained, total_s
 
 MOST_PLANS = 50_000_000
 MOST_CUTS = 20_000_000  # cuts held in memory at once: combinations times devices
@@ -27,9 +27,9 @@ def solve(problem: PlanProblem) -> Plan:
     best_s, best_interval, best_row, tried = math.inf, 0, 0, 0
     for cut in np.unique(deepest):
         rows = np.flatnonzero(deepest == cut)
-        shortest, longest = problem.intervals
-        for interval in range(shortest, min(longest, problem.convergence.largest_interval(int(cut))) + 1):
-            times = problem.convergence.rounds(interval, int(cut)) * (round_s[rows] + aggregation_s[rows] / interval)
+        for interval in problem.convergence.choices(int(cut), *problem.intervals):
+            rounds = problem.convergence.rounds(interval, int(cut))
+            times = total_s(rounds, interval, round_s[rows], aggregation_s[rows])
             tried += rows.size
             row = int(np.argmin(times))
             if times[row] < best_s:
@@ -49,8 +49,7 @@ def solve(problem: PlanProblem) -> Plan:
 def _refuse_if_large(problem: PlanProblem) -> None:
     combinations = math.prod(int(count) for count in problem.allowed.sum(axis=0))
     shallowest = int(problem.allowed.argmax(axis=0).max()) + 1
-    shortest, longest = problem.intervals
-    intervals = min(longest, problem.convergence.largest_interval(shallowest)) - shortest + 1
+    intervals = len(problem.convergence.choices(shallowest, *problem.intervals))
     if combinations * intervals > MOST_PLANS or combinations * problem.devices > MOST_CUTS:
         raise SolverError(
             f"exhaustive search would try about {combinations:.3g} combinations of cuts with up to {intervals:.3g} "

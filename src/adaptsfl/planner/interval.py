@@ -1,43 +1,47 @@
-"""Theorem 2: the best interval for given cuts, for the general drift I^p and for many cases at once.
+"""The best interval for given cuts, for many cases at once and for any rounds model.
 
-With A seconds a round and B seconds an aggregation, and L_c fixed, the time to target is
-
-    Θ(I) = (A + B/I) / P(I),     P(I) = γ (c − 1{I>1} κ I^p) / 2ϑ,     κ = Σ_{j≤L_c} κ_j.
-
-For I ≥ 2 the sign of its derivative is that of Ξ(I) = A κ p I^{p+1} + B κ (p+1) I^p − B c, which rises with I: Θ falls
-until the root I' and rises after it, up to the pole where c = κ I^p. (The paper's Appendix C is the case p = 2.)
-
-Paper: I* is ⌊I'⌋ or ⌈I'⌉. Here: also 1 and 2, and none at or beyond the pole. Because: at I = 1 there is no drift, so
-Θ jumps there; and beyond the pole Θ is negative, which would look best of all.
+With A seconds a round and B seconds an aggregation, and L_c fixed, the time is Θ(I) = R(I) · (A + B/I). Which few
+intervals can be the best one depends on the form of R: Theorem 2 answers it for the bound, a closed form for powers,
+and a lower envelope of lines for tables and whatever else a `RoundsModel` may be.
 """
 
 import math
+from abc import ABC, abstractmethod
 
 import numpy as np
 
 from adaptsfl.checks import FloatArray, IntArray
-from adaptsfl.convergence import Intervals
-from adaptsfl.planner.problem import PlanProblem
+from adaptsfl.convergence import ConvergenceModel, PowerRounds, RoundsModel
+from adaptsfl.errors import SolverError
+from adaptsfl.planner.problem import PlanProblem, total_s
 
 NEWTON_STEPS = 8
+MOST_LINES = 1_000_000  # intervals of one L_c that are compared line by line
 SMALLEST_ROOT = 0.5  # a root below 1 need not be known any better
 
 
-class IntervalRule:
+class IntervalRule(ABC):
     """Θ as a function of A and B alone, the interval chosen at its best, for one L_c.
 
     `best` and `best_time_s` also serve many L_c at once: `deepest` is then an array that goes with A and B.
     """
 
-    def __init__(self, problem: PlanProblem, deepest: int | IntArray) -> None:
-        self.model, self.deepest = problem.convergence, deepest
-        self.shortest, longest = problem.intervals
-        # At most the last interval before the pole; where that is below the shortest, there is no choice.
-        self.longest = np.minimum(longest, np.vectorize(self.model.largest_interval)(deepest))
-        # A drift that stays below the last digit of the budget is none; its roots would overflow.
-        slope = self.model.cumulative_drift[deepest]
-        lost = slope * np.asarray(self.longest, dtype=np.float64) ** self.model.power < 1e-17 * self.model.budget
-        self.slope = np.where(lost, 0.0, slope)  # κ
+    def __init__(self, problem: PlanProblem, model: RoundsModel, deepest: int | IntArray) -> None:
+        self.rounds, self.deepest = model.rounds, deepest
+        self.shortest: int = problem.intervals[0]
+        self.longest: int | IntArray = problem.intervals[1]  # where it is below the shortest, there is no choice
+
+    @abstractmethod
+    def candidates(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
+        """Return intervals of which one is the best for A and B: shape (candidates, …)."""
+
+    @abstractmethod
+    def round_cap_candidates(self, limit_s: float, aggregation_s: float) -> FloatArray:
+        """Return intervals of which one has the largest limit/R(I) − B/I."""
+
+    @abstractmethod
+    def aggregation_cap_candidates(self, limit_s: float, round_s: float) -> FloatArray:
+        """Return intervals of which one has the largest I·(limit/R(I) − A)."""
 
     def best(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
         """Return I*, as floats with whole values."""
@@ -47,18 +51,51 @@ class IntervalRule:
         """Return Θ(I*), infinite if there is no interval to choose. It rises with both arguments."""
         return self.choose(round_s, aggregation_s)[1]
 
+    def choose(self, round_s: FloatArray, aggregation_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return I* and Θ(I*)."""
+        candidates = self.candidates(round_s, aggregation_s)
+        times = total_s(self.rounds(candidates, self.deepest), candidates, round_s, aggregation_s)
+        winner = np.argmin(times, axis=0)[None]
+        time_s = np.take_along_axis(times, winner, 0)[0]
+        interval = np.take_along_axis(candidates, winner, 0)[0]
+        return interval, np.where(np.less(self.longest, self.shortest), np.inf, time_s)
+
     def round_cap_s(self, limit_s: float, aggregation_s: float) -> float:
-        """Return the A from which on Θ(I*) is at least `limit_s`, given B: the largest limit·P(I) − B/I."""
-        slope = limit_s * self.model.pace * float(self.slope)
-        peak = _root(aggregation_s / (slope * self.model.power), self.model.power + 1) if slope > 0 else math.inf
-        return max(limit_s * float(self._progress(i)) - aggregation_s / i for i in self._around(peak))
+        """Return the A from which on Θ(I*) is at least `limit_s`, given B: the largest limit/R(I) − B/I."""
+        intervals = self.round_cap_candidates(limit_s, aggregation_s)
+        return float(np.max(limit_s / self.rounds(intervals, self.deepest) - aggregation_s / intervals))
 
     def aggregation_cap_s(self, limit_s: float, round_s: float) -> float:
-        """Return the B from which on Θ(I*) is at least `limit_s`, given A: the largest I·(limit·P(I) − A)."""
-        spare = max(limit_s * self.model.pace * self.model.budget - round_s, 0.0)
-        slope = limit_s * self.model.pace * float(self.slope)
-        peak = _root(spare / (slope * (self.model.power + 1)), self.model.power) if slope > 0 else math.inf
-        return max(i * (limit_s * float(self._progress(i)) - round_s) for i in self._around(peak))
+        """Return the B from which on Θ(I*) is at least `limit_s`, given A: the largest I·(limit/R(I) − A)."""
+        intervals = self.aggregation_cap_candidates(limit_s, round_s)
+        return float(np.max(intervals * (limit_s / self.rounds(intervals, self.deepest) - round_s)))
+
+    def around(self, interval: float) -> FloatArray:
+        """1, 2 and the whole numbers around `interval`, within the allowed range."""
+        longest = int(self.longest)
+        down = int(min(interval, longest))
+        return np.array([min(max(i, self.shortest), longest) for i in (1, 2, down, down + 1)], dtype=np.float64)
+
+
+class BoundRule(IntervalRule):
+    """Theorem 2, for the general drift I^p: with P(I) = 1/R(I) = γ (c − 1{I>1} κ I^p) / 2ϑ and κ = Σ_{j≤L_c} κ_j.
+
+    For I ≥ 2 the sign of Θ's derivative is that of Ξ(I) = A κ p I^{p+1} + B κ (p+1) I^p − B c, which rises with I: Θ
+    falls until the root I' and rises after it, up to the pole where c = κ I^p. (The paper's Appendix C: p = 2.)
+
+    Paper: I* is ⌊I'⌋ or ⌈I'⌉. Here: also 1 and 2, and none at or beyond the pole. Because: at I = 1 there is no drift,
+    so Θ jumps there; and beyond the pole Θ is negative, which would look best of all.
+    """
+
+    def __init__(self, problem: PlanProblem, model: ConvergenceModel, deepest: int | IntArray) -> None:
+        super().__init__(problem, model, deepest)
+        self.model = model
+        # At most the last interval before the pole.
+        self.longest = np.minimum(self.longest, np.vectorize(model.largest_interval)(deepest))
+        # A drift that stays below the last digit of the budget is none; its roots would overflow.
+        slope = model.cumulative_drift[deepest]
+        lost = slope * np.asarray(self.longest, dtype=np.float64) ** model.power < 1e-17 * model.budget
+        self.slope = np.where(lost, 0.0, slope)  # κ
 
     def root(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
         """Return I' with Ξ(I') = 0, by Newton–Raphson in log I.
@@ -80,25 +117,129 @@ class IntervalRule:
                 interval = interval * np.exp(step / -(p * (p + 1)))
         return np.where(B > 0, np.where(self.slope > 0, interval, np.inf), 0.0)
 
-    def choose(self, round_s: FloatArray, aggregation_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return I* and Θ(I*)."""
+    def candidates(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
+        """1, 2, ⌊I'⌋ and ⌊I'⌋ + 1, as far as they are before the pole."""
         down = np.maximum(np.floor(self.root(round_s, aggregation_s)), 2.0)
         candidates = np.stack((np.ones_like(down), down, down + 1))
-        candidates = np.minimum(np.maximum(candidates, self.shortest), self.longest)
-        times = (round_s + aggregation_s / candidates) / self._progress(candidates)
-        winner = np.argmin(times, axis=0)[None]
-        time_s = np.take_along_axis(times, winner, 0)[0]
-        return np.take_along_axis(candidates, winner, 0)[0], np.where(self.longest < self.shortest, np.inf, time_s)
+        return np.minimum(np.maximum(candidates, self.shortest), self.longest)
 
-    def _around(self, interval: float) -> list[int]:
-        """1, 2 and the whole numbers around `interval`, within the allowed range."""
-        longest = int(self.longest)
-        down = int(min(interval, longest))
-        return [min(max(i, self.shortest), longest) for i in (1, 2, down, down + 1)]
+    def round_cap_candidates(self, limit_s: float, aggregation_s: float) -> FloatArray:
+        """Around the peak of limit·P(I) − B/I."""
+        slope = limit_s * self.model.pace * float(self.slope)
+        power = self.model.power
+        return self.around(_root(aggregation_s / (slope * power), power + 1) if slope > 0 else math.inf)
 
-    def _progress(self, interval: Intervals) -> FloatArray:
-        """P(I): positive for every interval in the allowed range."""
-        return self.model.progress(interval, self.deepest)
+    def aggregation_cap_candidates(self, limit_s: float, round_s: float) -> FloatArray:
+        """Around the peak of I·(limit·P(I) − A)."""
+        spare = max(limit_s * self.model.pace * self.model.budget - round_s, 0.0)
+        slope = limit_s * self.model.pace * float(self.slope)
+        power = self.model.power
+        return self.around(_root(spare / (slope * (power + 1)), power) if slope > 0 else math.inf)
+
+
+class PowerRule(IntervalRule):
+    """The closed form for R = I^p: Θ = A I^p + B I^(p−1), whose derivative has the sign of A p I − B (1 − p).
+
+    For p < 1 it falls until I' = (B/A)(1 − p)/p and rises after it, so that ⌊I'⌋ or ⌊I'⌋ + 1 is the best whole number;
+    for p ≥ 1 it never falls, and the shortest interval is best. The caps have one peak each, by the same argument.
+    """
+
+    def __init__(self, problem: PlanProblem, model: PowerRounds, deepest: int | IntArray) -> None:
+        super().__init__(problem, model, deepest)
+        self.power = model.powers[np.asarray(deepest) - 1]  # p
+
+    def candidates(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
+        """⌊I'⌋ and ⌊I'⌋ + 1, within the allowed range."""
+        A, B = np.asarray(round_s, dtype=np.float64), np.asarray(aggregation_s, dtype=np.float64)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            turning = B / A * ((1 - self.power) / self.power)
+        down = np.floor(np.where((self.power < 1) & (B > 0), turning, 0.0))
+        return np.clip(np.stack((down, down + 1)), self.shortest, self.longest)
+
+    def round_cap_candidates(self, limit_s: float, aggregation_s: float) -> FloatArray:
+        """Around the peak of limit·I^(−p) − B/I, where I^(1−p) = B/(p·limit)."""
+        p = float(self.power)
+        if p >= 1:
+            return self.around(0.0)
+        return self.around(_root(aggregation_s / (p * limit_s), 1 - p) if p > 0 else math.inf)
+
+    def aggregation_cap_candidates(self, limit_s: float, round_s: float) -> FloatArray:
+        """Around the peak of limit·I^(1−p) − A·I, where I^p = (1 − p)·limit/A."""
+        p = float(self.power)
+        if p >= 1:
+            return self.around(0.0)
+        return self.around(_root((1 - p) * limit_s / round_s, p) if p > 0 and round_s > 0 else math.inf)
+
+
+class EnvelopeRule(IntervalRule):
+    """Any R, with no more than a list of intervals to choose from.
+
+    Θ/A = R(I) + (B/A)·R(I)/I is one line in B/A for each interval. The lowest of them, from B/A = 0 on, are the lines
+    of a lower envelope. Its corners are found once; where B/A lies among them is then a sorted search.
+    """
+
+    def __init__(self, problem: PlanProblem, model: RoundsModel, deepest: int | IntArray) -> None:
+        super().__init__(problem, model, deepest)
+        every = [model.choices(int(m), *problem.intervals) for m in np.ravel(deepest)]
+        _refuse_if_many(max((len(choices) for choices in every), default=0))
+        self.envelopes = []
+        for m, choices in zip(np.ravel(deepest), every, strict=True):
+            intervals = np.array(choices if len(choices) else [self.shortest], dtype=np.float64)
+            self.envelopes.append(_envelope(intervals, model.rounds(intervals, int(m))))
+        last = [choices[-1] if len(choices) else 0 for choices in every]
+        self.longest = np.reshape(np.array(last, dtype=np.int64), np.shape(deepest))
+
+    def candidates(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
+        """The interval of the lowest line."""
+        A, B = np.asarray(round_s, dtype=np.float64), np.asarray(aggregation_s, dtype=np.float64)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio = B / A
+        if np.ndim(self.deepest) == 0:
+            ((intervals, corners),) = self.envelopes
+            return intervals[np.searchsorted(corners, ratio)][None]
+        found = [own[np.searchsorted(corners, x)] for (own, corners), x in zip(self.envelopes, ratio, strict=True)]
+        return np.array([found])
+
+    def round_cap_candidates(self, limit_s: float, aggregation_s: float) -> FloatArray:
+        """All intervals of the envelope: no other is the best for any A and B."""
+        return self.envelopes[0][0]
+
+    def aggregation_cap_candidates(self, limit_s: float, round_s: float) -> FloatArray:
+        """All intervals of the envelope: no other is the best for any A and B."""
+        return self.envelopes[0][0]
+
+
+def _refuse_if_many(choices: int) -> None:
+    """Refuse lists of intervals that would take minutes: no table has so many, but a model of one's own may."""
+    if choices > MOST_LINES:
+        raise SolverError(
+            f"the rounds model gives {choices:,} intervals to choose from, and has no closed form to choose by: "
+            f"at most {MOST_LINES:,} can be compared. Set planner.max_interval, or let `choices` give fewer."
+        )
+
+
+def _envelope(intervals: FloatArray, rounds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the intervals whose lines R + x·R/I are the lowest for some x ≥ 0, and the x where one follows another.
+
+    Lines come in the order of their height at x = 0, which is that of I, because R does not fall with I. So a line is
+    of use only if it is flatter than all before it, and only from where it meets the one before it on.
+    """
+    slopes = rounds / intervals
+    flatter = np.append(True, slopes[1:] < np.minimum.accumulate(slopes)[:-1])
+    kept: list[int] = []
+    starts: list[float] = []  # the x from which on each kept line is the lowest
+    for line in np.flatnonzero(flatter):
+        start = 0.0
+        while kept:
+            start = float((rounds[line] - rounds[kept[-1]]) / (slopes[kept[-1]] - slopes[line]))
+            if start > starts[-1]:
+                break
+            kept.pop()  # the new line is below it everywhere
+            starts.pop()
+            start = 0.0
+        kept.append(int(line))
+        starts.append(start)
+    return intervals[kept], np.array(starts[1:])
 
 
 def _root(value: float, degree: float) -> float:
@@ -107,7 +248,18 @@ def _root(value: float, degree: float) -> float:
         return float(np.float64(value) ** (1 / degree))
 
 
+def interval_rule(problem: PlanProblem, deepest: int | IntArray) -> IntervalRule:
+    """Return the rule for the problem's rounds model."""
+    match problem.convergence:
+        case ConvergenceModel() as model:
+            return BoundRule(problem, model, deepest)
+        case PowerRounds() as model:
+            return PowerRule(problem, model, deepest)
+        case model:
+            return EnvelopeRule(problem, model, deepest)
+
+
 def best_interval(problem: PlanProblem, cuts: IntArray) -> int:
-    """Theorem 2: I* for these cuts; 1 where no longer interval makes progress."""
-    rule = IntervalRule(problem, int(np.max(cuts)))
+    """I* for these cuts, by Theorem 2 or what stands in its place; 1 where no longer interval makes progress."""
+    rule = interval_rule(problem, int(np.max(cuts)))
     return int(rule.best(problem.round_s(cuts), problem.aggregation_s(cuts)))

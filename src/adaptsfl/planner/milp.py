@@ -2,9 +2,12 @@
 
 Variables: μ_{i,j} ∈ {0, 1} for every device and allowed cut, and T₁ … T₆ ≥ 0. Minimise
 
-    Q − λP = 2ϑ (I (T₃ + T_s^F + T_s^B + T₄) + T₅ + T₆) − λγI (c − 1{I>1} I^p T₁)
+    Q − λP = T₃ + T_s^F + T_s^B + T₄ + (T₅ + T₆)/I − λ (1/R(I, 1) − T₁)
 
-subject to C3 (one cut per device) and R1 … R8 (the maxima). The constant −λγIc changes no choice and is left out.
+subject to C3 (one cut per device) and R1 … R8 (the maxima). T₁ is the progress of a round that is lost because L_c is
+above 1, 1/R(I, 1) − 1/R(I, L_c): a maximum over devices, because R does not fall with L_c. With the paper's bound
+that is γI²·4β²γ²(G̃²(L_c) − G̃²(1))/2ϑ, the paper's T₁ but for constants. The constant −λ/R(I, 1) changes no choice and
+is left out.
 HiGHS works with absolute tolerances, so T₁ and T₂ are given in units of their largest value, the other T in units of
 the seconds that a known plan takes, and the objective is divided by that plan's own.
 """
@@ -39,13 +42,13 @@ class CutProgram:
     def __init__(self, problem: PlanProblem, interval: int) -> None:
         self.problem = problem
         self.interval = interval
-        model = problem.convergence
+        progress = 1 / problem.convergence.rounds(interval, np.arange(1, problem.layers + 1))
+        self.lost = progress[0] - progress
         # Paper: P > 0 is not required. Here: cuts at which the drift leaves no progress are forbidden. Because: beyond
         # that pole the fraction is negative and would look best.
-        admissible = model.progress(interval, np.arange(1, problem.layers + 1)) > 0
-        self.cut_index, self.device = np.nonzero(problem.allowed & admissible[:, None])
+        self.cut_index, self.device = np.nonzero(problem.allowed & (progress > 0)[:, None])
         self.choices = self.device.size
-        self.drift_scale = float(model.cumulative_drift[-1]) or 1.0
+        self.lost_scale = float(self.lost.max()) or 1.0
         self.bits_scale = float(problem.costs.client_model_bits[-1]) or 1.0
 
     def solve(self, price: float, reference: IntArray, time_limit_s: float) -> MilpAnswer:
@@ -66,12 +69,11 @@ class CutProgram:
         return MilpAnswer(cuts, finished=answer.status == OPTIMAL)
 
     def _objective(self, price: float, seconds: float) -> FloatArray:
-        """Coefficients of (Q − λP) / (2ϑ I · seconds), without its constant."""
-        problem, model = self.problem, self.problem.convergence
+        """Coefficients of (Q − λP) / seconds, without its constant."""
+        problem = self.problem
         turn_s = problem.batch_size * latency.remaining_flops(problem.costs) / problem.fleet.server.flops
-        drift = price * model.pace * float(self.interval) ** model.power
         times = np.zeros(6)
-        times[T1] = drift * self.drift_scale / seconds if self.interval > 1 else 0.0
+        times[T1] = price * self.lost_scale / seconds
         times[[T3, T4]] = 1.0
         times[[T5, T6]] = 1.0 / self.interval
         return np.concatenate((turn_s[self.cut_index] / seconds, times))
@@ -80,10 +82,9 @@ class CutProgram:
         """C3 and R1 … R8, in this order, with lower and upper limits of every row."""
         problem, costs, fleet = self.problem, self.problem.costs, self.problem.fleet
         every_cut = np.arange(1, problem.layers + 1)[:, None]
-        drift = problem.convergence.cumulative_drift[every_cut] / self.drift_scale
         bits = costs.client_model_bits[every_cut - 1] / self.bits_scale
         per_device = [
-            (drift, T1),
+            (self.lost[:, None] / self.lost_scale, T1),
             (bits, T2),
             (latency.to_server_s(costs, fleet, every_cut, problem.batch_size) / seconds, T3),
             (latency.from_server_s(costs, fleet, every_cut, problem.batch_size) / seconds, T4),

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptsfl import checks, latency
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
-from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel
+from adaptsfl.convergence import LONGEST_INTERVAL, Form, Intervals, RoundsModel
 from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.fleet import Fleet
@@ -19,11 +19,21 @@ from adaptsfl.latency import PhaseTime
 Status = Literal["optimal", "limit", "infeasible"]
 
 
+def total_s(
+    rounds: FloatArray | float, interval: Intervals, round_s: FloatArray | float, aggregation_s: FloatArray | float
+) -> FloatArray:
+    """Θ = R · (A + B/I): rounds needed, times the seconds of a round and its share of an aggregation."""
+    with np.errstate(invalid="ignore"):
+        # Infinitely many rounds take for ever, even if they cost nothing: the smaller of NaN and infinity is infinity.
+        return np.fmin(rounds * (round_s + aggregation_s / interval), np.inf)
+
+
 @dataclass(frozen=True)
 class PlanProblem:
     """Choose I and every device's cut so that the target is reached in the least time.
 
     Attributes:
+        convergence: R(I, L_c), the rounds that a plan needs.
         interval: fixes I; None leaves it to the planner.
         max_interval: the longest interval to consider.
         cuts: fixes every device's cut (1-based); None leaves them to the planner.
@@ -32,7 +42,7 @@ class PlanProblem:
 
     fleet: Fleet
     costs: CutCosts
-    convergence: ConvergenceModel
+    convergence: RoundsModel
     batch_size: int
     interval: int | None = None
     max_interval: int = LONGEST_INTERVAL
@@ -100,13 +110,13 @@ class PlanProblem:
         return latency.aggregation_s(self.costs, self.fleet, cuts)
 
     def time_to_target_s(self, interval: int, cuts: IntArray) -> FloatArray:
-        """Θ(I, μ) with the indicator: rounds needed times the seconds of a round and its share of an aggregation.
+        """Θ(I, μ), the seconds until the target is reached; with powers and tables, those of one unit of R.
 
         Paper: Θ charges the drift at I = 1 too. Here: it does not. Because: Theorem 1, from which Θ is derived, carries
         the indicator 1{I>1}, and averaging after every round leaves nothing that could drift.
         """
         rounds = self.convergence.rounds(interval, np.max(cuts, axis=-1))
-        return rounds * (self.round_s(cuts) + self.aggregation_s(cuts) / interval)
+        return total_s(rounds, interval, self.round_s(cuts), self.aggregation_s(cuts))
 
     def check_feasible(self) -> None:
         """Raise `InfeasiblePlan` if no plan reaches the target, naming the limit in the way."""
@@ -146,12 +156,13 @@ class Plan:
     Attributes:
         interval: I.
         cuts: every device's cut, 1-based.
-        predicted_time_s: Θ(I, μ), the seconds until the target is reached.
+        predicted_time_s: Θ(I, μ), the seconds until the target is reached; with powers and tables, of one unit of R.
         lower_bound_s: no plan is faster than this; equal to `predicted_time_s` up to rounding where status is optimal.
         status: whether that is proven.
         rounds: R, the rounds needed.
+        rounds_model: the form of the model that R comes from: bound, powers or table.
+        relative_rounds: R(I, L_c) / R(1, L_c), how many times as many rounds as with I = 1 and the same cuts.
         phases: one round's a1 to a5 and one aggregation's b1 to b3, each with its bottleneck.
-        drift_share: D/c, the part of the budget that the drift spends.
         solver: who found it.
         solve_s: how long that took.
         nodes: how many steps it took: boxes bounded (exact), MILPs solved (bcd), plans tried (exhaustive).
@@ -163,8 +174,9 @@ class Plan:
     lower_bound_s: float
     status: Status
     rounds: float
+    rounds_model: Form
+    relative_rounds: float
     phases: tuple[PhaseTime, ...]
-    drift_share: float
     solver: str
     solve_s: float
     nodes: int
@@ -173,6 +185,11 @@ class Plan:
     def deepest(self) -> int:
         """L_c."""
         return int(self.cuts.max())
+
+    @property
+    def drift_share(self) -> float:
+        """The part of each round's progress that is lost against I = 1; with the bound that is D/c."""
+        return 1 - 1 / self.relative_rounds
 
     @property
     def gap(self) -> float:
@@ -204,16 +221,18 @@ def explained(
 ) -> Plan:
     """Return the plan with its evidence, all recomputed from the formulas, whatever the solver believed."""
     time_s = float(problem.time_to_target_s(interval, cuts))
-    deepest = int(cuts.max())
+    model, deepest = problem.convergence, int(cuts.max())
+    rounds = float(model.rounds(interval, deepest))
     return Plan(
         interval=interval,
         cuts=cuts,
         predicted_time_s=time_s,
         lower_bound_s=min(lower_bound_s, time_s),
         status="optimal" if proven else "limit",
-        rounds=float(problem.convergence.rounds(interval, deepest)),
+        rounds=rounds,
+        rounds_model=model.form,
+        relative_rounds=rounds / float(model.rounds(1, deepest)),
         phases=latency.phase_times(problem.costs, problem.fleet, cuts, problem.batch_size),
-        drift_share=float(problem.convergence.drift(interval, deepest)) / problem.convergence.budget,
         solver=solver,
         solve_s=solve_s,
         nodes=nodes,

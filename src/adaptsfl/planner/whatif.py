@@ -1,10 +1,9 @@
-"""What would change the plan: other resources, another interval, one cut for all."""
+"""What would change the plan: other resources, other rounds, another interval, one cut for all."""
 
+import bisect
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.planner import exact
 from adaptsfl.planner.bound import best_uniform
 from adaptsfl.planner.problem import Plan, PlanProblem, time_ratio
@@ -27,6 +26,20 @@ class Sensitivity:
     factor: float
     kept_time_s: float
     best: Plan
+
+
+@dataclass(frozen=True)
+class OtherRounds:
+    """What happens if longer intervals cost `factor` times as much as the rounds model says (`RoundsModel.scaled`).
+
+    Attributes:
+        kept_time_s: with the plan kept; infinite if it then makes no progress.
+        best: the new optimum; None if there is no plan at all.
+    """
+
+    factor: float
+    kept_time_s: float
+    best: Plan | None
 
 
 @dataclass(frozen=True)
@@ -53,15 +66,32 @@ def sensitivity(problem: PlanProblem, plan: Plan, time_limit_s: float = float("i
     return rows
 
 
+def other_rounds(problem: PlanProblem, plan: Plan, time_limit_s: float = float("inf")) -> list[OtherRounds]:
+    """Re-plan with half and with double of what longer intervals cost, each within `time_limit_s`."""
+    rows = []
+    for factor in FACTORS:
+        try:
+            other = replace(problem, convergence=problem.convergence.scaled(factor))
+        except InvalidInput:
+            continue  # at the edge of what numbers may be
+        kept_s = float(other.time_to_target_s(plan.interval, plan.cuts))
+        try:
+            best = exact.solve(other, time_limit_s=time_limit_s)
+        except InfeasiblePlan:
+            best = None
+        rows.append(OtherRounds(factor, kept_s, best))
+    return rows
+
+
 def alternatives(problem: PlanProblem, plan: Plan) -> list[Alternative]:
     """Return plans near the given one: one cut for all devices, and the same cuts with a slightly other interval."""
     rows = []
-    shortest, longest = problem.intervals
-    for interval in (plan.interval + step for step in (-2, -1, 1, 2)):
-        time_s = float(problem.time_to_target_s(interval, plan.cuts)) if shortest <= interval <= longest else np.inf
-        if np.isfinite(time_s):
-            spread = (int(plan.cuts.min()), plan.deepest)
-            rows.append(Alternative("same cuts", interval, spread, time_ratio(time_s, plan.predicted_time_s)))
+    choices = problem.convergence.choices(plan.deepest, *problem.intervals)
+    own = bisect.bisect_left(choices, plan.interval)
+    for interval in (*choices[max(own - 2, 0) : own], *choices[own + 1 : own + 3]):
+        time_s = float(problem.time_to_target_s(interval, plan.cuts))
+        spread = (int(plan.cuts.min()), plan.deepest)
+        rows.append(Alternative("same cuts", interval, spread, time_ratio(time_s, plan.predicted_time_s)))
     uniform = best_uniform(problem)
     spread = (int(uniform.cuts.min()), int(uniform.cuts.max()))
     title = "one cut for all" if spread[0] == spread[1] else "one cut, or the deepest allowed"

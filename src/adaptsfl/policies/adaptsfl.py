@@ -1,8 +1,9 @@
 """AdaptSFL: interval and cuts planned together, from what is measured and estimated now."""
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.policies.place import measurable_plan
-from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
+from adaptsfl.policies.policy import BasePolicy, Observation, decision
 
 
 class AdaptSFL(BasePolicy):

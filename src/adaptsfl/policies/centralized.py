@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 from adaptsfl import checks
-from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Decision, Observation, Trainer
-from adaptsfl.training import TrainingPlan
+from adaptsfl.decisions import Decision
+from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Observation, Trainer
 
 
 class Centralized(BasePolicy):
@@ -18,4 +18,4 @@ class Centralized(BasePolicy):
 
     def decide(self, seen: Observation) -> Decision:
         """Return `rounds` rounds."""
-        return Decision(TrainingPlan((1,) * seen.devices, 1), self.rounds)
+        return Decision((1,) * seen.devices, 1, rounds=self.rounds)

@@ -7,10 +7,10 @@ half every 3·I₀. Because: AIFed's own text is not public.
 import numpy as np
 
 from adaptsfl import checks
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.policies.draw import LONGEST_DRAWN, random_cuts
-from adaptsfl.policies.policy import BasePolicy, Decision, Observation
-from adaptsfl.training import TrainingPlan
+from adaptsfl.policies.policy import BasePolicy, Observation
 
 DEEP = 3  # times as long is the interval of the deep half
 
@@ -41,7 +41,7 @@ class DepthAware(BasePolicy):
         deepest = max(cuts)
         shallow = (deepest + 1) // 2
         deep = dict.fromkeys(range(shallow + 1, deepest + 1), DEEP * base)
-        return Decision(TrainingPlan(cuts, base, deep), DEEP * base)
+        return Decision(cuts, base, deep, rounds=DEEP * base)
 
     def _look_at(self, seen: Observation) -> None:
         if not seen.divergence.size:

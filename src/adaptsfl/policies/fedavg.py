@@ -1,9 +1,9 @@
 """FedAvg: every device trains the whole model."""
 
 from adaptsfl import checks
+from adaptsfl.decisions import Decision
 from adaptsfl.policies.place import given_cuts
-from adaptsfl.policies.policy import BasePolicy, Decision, Observation
-from adaptsfl.training import federated_averaging
+from adaptsfl.policies.policy import BasePolicy, Observation
 
 
 class FederatedAveraging(BasePolicy):
@@ -18,4 +18,4 @@ class FederatedAveraging(BasePolicy):
         """Return the plan with every cut at the last layer, which every device must be able to hold."""
         given_cuts(seen, seen.layers, None)
         interval = self.interval or seen.limits.interval or seen.epoch_rounds
-        return Decision(federated_averaging(seen.devices, seen.layers, interval))
+        return Decision((seen.layers,) * seen.devices, interval)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from adaptsfl import checks
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.policies.place import check_options, given_cuts
-from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
+from adaptsfl.policies.policy import BasePolicy, Observation, decision
 
 
 class Fixed(BasePolicy):

@@ -1,8 +1,9 @@
 """MA+RMS: random cuts, and the best interval for them."""
 
+from adaptsfl.decisions import Decision
 from adaptsfl.policies.draw import random_cuts
 from adaptsfl.policies.place import measurable_plan
-from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
+from adaptsfl.policies.policy import BasePolicy, Observation, decision
 
 
 class RandomCuts(BasePolicy):

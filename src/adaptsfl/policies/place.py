@@ -8,6 +8,7 @@ import numpy as np
 
 from adaptsfl import checks, planner
 from adaptsfl.checks import FloatArray, IntArray
+from adaptsfl.convergence import PowerRounds
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.planner import Plan, PlanProblem
 from adaptsfl.policies.policy import Observation
@@ -88,8 +89,5 @@ def check_every_device_has_a_cut(seen: Observation) -> None:
 
 
 def _blind(seen: Observation, **fixed: Any) -> PlanProblem:
-    """Return the problem of this moment with convergence left out: no drift, and any target can be reached."""
-    belief = dataclasses.replace(
-        seen.convergence, drift_per_layer=np.zeros(seen.layers), budget=1.0, constants=None, devices=0
-    )
-    return dataclasses.replace(seen.problem(**fixed), convergence=belief)
+    """Return the problem of this moment with convergence left out: every plan needs equally many rounds."""
+    return dataclasses.replace(seen.problem(**fixed), convergence=PowerRounds(np.zeros(seen.layers)))

@@ -8,16 +8,14 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from adaptsfl import checks
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
 from adaptsfl.config import PlannerConfig
-from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel
+from adaptsfl.convergence import LONGEST_INTERVAL, RoundsModel
 from adaptsfl.costs import CutCosts
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
-from adaptsfl.loading import inside
 from adaptsfl.planner import PlanProblem
-from adaptsfl.training import TrainingPlan
 
 # Who trains: the engine; devices in turns (SplitFed V2, vanilla split learning); the server alone.
 Trainer = Literal["engine", "turns", "relay", "centralized"]
@@ -33,7 +31,7 @@ class Observation:
 
     Attributes:
         round: rounds done.
-        block: blocks done.
+        block: decisions made before this one.
         fleet: the present devices, as measured.
         convergence: what is believed about convergence now: estimated, or a prior while nothing was measured.
         epoch_rounds: rounds in which the device with the most samples sees all of them once.
@@ -51,7 +49,7 @@ class Observation:
     fleet: Fleet
     costs: CutCosts
     batch_size: int
-    convergence: ConvergenceModel
+    convergence: RoundsModel
     epoch_rounds: int
     rng: np.random.Generator
     divergence: FloatArray = field(default_factory=lambda: np.zeros(0))
@@ -108,56 +106,6 @@ class Observation:
                 return self.of_those_present("planner.cuts", cuts)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """How to train until the next decision.
-
-    Attributes:
-        plan: one cut per present device, and the interval.
-        rounds: rounds until the next decision: a whole number of intervals, as plans change after an averaging only.
-            The plan's interval if not given; needed where the plan never averages.
-        placed: where every device's model is cut in truth, where that is not what the plan says: SplitFed V1 has a
-            copy of every layer for every device, and runs the later ones on the edge server.
-    """
-
-    plan: TrainingPlan
-    rounds: int | None = None
-    placed: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        interval = self.plan.interval
-        if self.rounds is None and interval is None:
-            raise InvalidInput("rounds", "is missing, and the plan never averages", "Say when to decide again")
-        if self.rounds is not None:
-            object.__setattr__(self, "rounds", checks.whole_number("rounds", self.rounds))
-            if interval is not None and self.rounds % interval:
-                problem = f"is {self.rounds}, but layers are averaged every {interval}"
-                raise InvalidInput("rounds", problem, "Give a whole number of intervals")
-        if self.placed is not None:
-            cuts = checks.cut_numbers("placed", self.placed, checks.LARGEST_WHOLE)
-            object.__setattr__(self, "placed", tuple(int(cut) for cut in cuts))
-            if len(cuts) != len(self.plan.cuts):
-                raise InvalidInput("placed", f"has {len(cuts)} entries", f"Give {len(self.plan.cuts)}")
-
-    @property
-    def length(self) -> int:
-        """Rounds until the next decision."""
-        rounds = self.plan.interval if self.rounds is None else self.rounds
-        assert rounds is not None
-        return rounds
-
-    def check(self, devices: int, layers: int) -> None:
-        """Refuse an answer for another number of devices or of layers."""
-        with inside("decision"):
-            self.plan.check(devices, layers)
-            checks.cut_numbers("placed", self.cuts, layers)
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """Where every device's model is cut in truth."""
-        return self.plan.cuts if self.placed is None else self.placed
-
-
 class Policy(Protocol):
     """Chooses interval and cuts, block by block. Options of a recipe are keyword arguments of its constructor.
 
@@ -176,9 +124,9 @@ class Policy(Protocol):
     adapt: Mapping[str, Any]
 
     def decide(self, seen: Observation) -> Decision:
-        """Return how to train next. A policy may remember what it saw: it is asked once per block, in order.
+        """Return how to train next. A policy may remember what it saw: it is asked once per decision, in order.
 
-        A run that was stopped asks it again from the first block on.
+        A run that was stopped asks it again from the first decision on, with what it saw then.
         """
         ...
 
@@ -205,5 +153,5 @@ def decision(cuts: Sequence[int] | IntArray, interval: int) -> Decision:
     """Return the decision for one block of `interval` rounds, where that is a time anybody would wait for."""
     chosen = tuple(int(cut) for cut in cuts)
     if interval >= LONGEST_INTERVAL:  # without drift the planner never averages
-        return Decision(TrainingPlan(chosen, None), BLOCK_ROUNDS)
-    return Decision(TrainingPlan(chosen, interval))
+        return Decision(chosen, None, rounds=BLOCK_ROUNDS)
+    return Decision(chosen, interval)

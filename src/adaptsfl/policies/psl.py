@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from adaptsfl import checks
+from adaptsfl.decisions import Decision
 from adaptsfl.policies.place import check_options, fastest_cuts, given_cuts
-from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Decision, Observation
-from adaptsfl.training import parallel_split
+from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Observation
 
 
 class ParallelSplit(BasePolicy):
@@ -25,4 +25,4 @@ class ParallelSplit(BasePolicy):
         """Return `rounds` rounds without averaging."""
         cuts = given_cuts(seen, self.cut, self.cuts)
         chosen = fastest_cuts(seen, None) if cuts is None else cuts
-        return Decision(parallel_split([int(cut) for cut in chosen]), self.rounds)
+        return Decision(tuple(int(cut) for cut in chosen), None, rounds=self.rounds)

@@ -9,9 +9,10 @@ import numpy as np
 
 from adaptsfl import checks, latency
 from adaptsfl.checks import IntArray
+from adaptsfl.decisions import Decision
 from adaptsfl.policies.draw import LONGEST_DRAWN, random_interval
 from adaptsfl.policies.place import check_every_device_has_a_cut
-from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
+from adaptsfl.policies.policy import BasePolicy, Observation, decision
 
 
 class ResourceAware(BasePolicy):

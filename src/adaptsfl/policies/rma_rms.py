@@ -1,8 +1,9 @@
 """RMA+RMS: everything random."""
 
 from adaptsfl import checks
+from adaptsfl.decisions import Decision
 from adaptsfl.policies.draw import LONGEST_DRAWN, random_cuts, random_interval
-from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
+from adaptsfl.policies.policy import BasePolicy, Observation, decision
 
 
 class RandomIntervalAndCuts(BasePolicy):

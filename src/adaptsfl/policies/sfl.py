@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from adaptsfl.decisions import Decision
 from adaptsfl.policies.place import check_options, fastest_cuts, given_cuts
-from adaptsfl.policies.policy import BasePolicy, Decision, Observation, decision
+from adaptsfl.policies.policy import BasePolicy, Observation, decision
 
 
 class SplitFederated(BasePolicy):

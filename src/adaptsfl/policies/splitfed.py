@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
+from adaptsfl.decisions import Decision
 from adaptsfl.policies.one_cut import OneCut
-from adaptsfl.policies.policy import Decision, Observation, Trainer
-from adaptsfl.training import TrainingPlan, federated_averaging
+from adaptsfl.policies.policy import Observation, Trainer
 
 
 class SplitFedV1(OneCut):
@@ -17,8 +17,7 @@ class SplitFedV1(OneCut):
 
     def decide(self, seen: Observation) -> Decision:
         """Return one epoch."""
-        plan = federated_averaging(seen.devices, seen.layers, seen.epoch_rounds)
-        return Decision(plan, placed=self.cuts(seen))
+        return Decision((seen.layers,) * seen.devices, seen.epoch_rounds, placed=self.cuts(seen))
 
 
 class SplitFedV2(OneCut):
@@ -29,4 +28,4 @@ class SplitFedV2(OneCut):
 
     def decide(self, seen: Observation) -> Decision:
         """Return one epoch."""
-        return Decision(TrainingPlan(self.cuts(seen), seen.epoch_rounds))
+        return Decision(self.cuts(seen), seen.epoch_rounds)

@@ -6,10 +6,10 @@ import numpy as np
 
 from adaptsfl import checks, latency
 from adaptsfl.checks import FloatArray
+from adaptsfl.decisions import Decision
 from adaptsfl.policies.one_cut import OneCut
 from adaptsfl.policies.place import every_cut
-from adaptsfl.policies.policy import BLOCK_ROUNDS, Decision, Observation, Trainer
-from adaptsfl.training import TrainingPlan
+from adaptsfl.policies.policy import BLOCK_ROUNDS, Observation, Trainer
 
 
 class VanillaSplit(OneCut):
@@ -24,7 +24,7 @@ class VanillaSplit(OneCut):
 
     def decide(self, seen: Observation) -> Decision:
         """Return `rounds` rounds."""
-        return Decision(TrainingPlan(self.cuts(seen), None), self.rounds)
+        return Decision(self.cuts(seen), None, rounds=self.rounds)
 
     def seconds(self, seen: Observation) -> FloatArray:
         """Return the seconds of a round for every cut: one device after the other, each sending its model on."""

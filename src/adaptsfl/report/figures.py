@@ -9,7 +9,7 @@ import numpy as np
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
 from adaptsfl.report.series import OURS, PHASE_COLOURS, Axis, Series, curve, group, points, time_word
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

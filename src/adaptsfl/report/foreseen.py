@@ -5,7 +5,7 @@ from rich.table import Table
 from adaptsfl.latency import PHASES
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.report.tables import plain_table
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 HEADINGS = ("phase", "foreseen", "measured", "measured / foreseen")
 

@@ -17,7 +17,7 @@ from adaptsfl.report.page_data import page_data
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.report.series import Series, group, time_word
 from adaptsfl.report.summary import percent, percents, sizes, summary_data, summary_rows, with_spread
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 SCRIPTS = ("chart.js", "overview.js", "detail.js")
 

@@ -12,8 +12,8 @@ from adaptsfl.latency import PHASES
 from adaptsfl.report.figures import mean_phase_s
 from adaptsfl.report.series import PHASE_COLOURS, Axis, Curve, Series, curve, group, points, thinned, time_word
 from adaptsfl.report.timeline import Timeline, round_timeline
-from adaptsfl.simulation.folder import Run
-from adaptsfl.simulation.record import Block
+from adaptsfl.runs.folder import Run
+from adaptsfl.runs.record import Block
 
 MOST_COLUMNS, MOST_ROWS = 300, 100  # of the heat map
 MOST_BARS, MOST_SEED_POINTS = 150, 150

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from adaptsfl.convergence import LONGEST_INTERVAL
-from adaptsfl.planner import Alternative, Plan, PlanProblem, Sensitivity, time_ratio
+from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel
+from adaptsfl.planner import Alternative, OtherRounds, Plan, PlanProblem, Sensitivity, time_ratio
 from adaptsfl.report.tables import plain_table
 
 MOST_CUTS_SHOWN = 8
@@ -21,6 +21,7 @@ def plan_tables(
     plan: Plan,
     others: Sequence[Alternative],
     sensitivities: Sequence[Sensitivity],
+    rounds: Sequence[OtherRounds] = (),
 ) -> RenderableType:
     """Return everything that a person wants to know about a plan."""
     size = f"{problem.devices:,} devices, {problem.layers} layers, batches of {problem.batch_size}"
@@ -30,6 +31,8 @@ def plan_tables(
         parts.append(_alternatives_table(others))
     if sensitivities:
         parts.append(_sensitivity_table(plan, sensitivities))
+    if rounds:
+        parts.append(_rounds_table(problem, plan, rounds))
     return Group(*parts)
 
 
@@ -53,7 +56,11 @@ def comparison_table(plans: Sequence[Plan]) -> RenderableType:
 
 
 def plan_data(
-    problem: PlanProblem, plan: Plan, others: Sequence[Alternative] = (), sensitivities: Sequence[Sensitivity] = ()
+    problem: PlanProblem,
+    plan: Plan,
+    others: Sequence[Alternative] = (),
+    sensitivities: Sequence[Sensitivity] = (),
+    rounds: Sequence[OtherRounds] = (),
 ) -> dict[str, Any]:
     """Return the plan and its evidence as plain data; times in seconds, cuts 1-based, one per device."""
     data: dict[str, Any] = {
@@ -65,7 +72,9 @@ def plan_data(
         "solve_s": plan.solve_s,
         "solver": plan.solver,
         "nodes": plan.nodes,
+        "rounds_model": plan.rounds_model,
         "rounds": plan.rounds,
+        "relative_rounds": plan.relative_rounds,
         "round_s": float(problem.round_s(plan.cuts)),
         "aggregation_s": float(problem.aggregation_s(plan.cuts)),
         "drift_share": plan.drift_share,
@@ -97,7 +106,21 @@ def plan_data(
             }
             for row in sensitivities
         ]
+    if rounds:
+        data["other_rounds"] = [_other_rounds_data(row) for row in rounds]
     return data
+
+
+def _other_rounds_data(row: OtherRounds) -> dict[str, Any]:
+    best = row.best
+    return {
+        "factor": row.factor,
+        "kept_time_s": row.kept_time_s if np.isfinite(row.kept_time_s) else None,
+        "predicted_time_s": None if best is None else best.predicted_time_s,
+        "interval": None if best is None else best.interval,
+        "cuts": None if best is None else [int(best.cuts.min()), best.deepest],
+        "relative_rounds": None if best is None else best.relative_rounds,
+    }
 
 
 def seconds(value: float) -> str:
@@ -118,19 +141,30 @@ def _headline(problem: PlanProblem, plan: Plan) -> Text:
     often = f"Average every {plan.interval:,} rounds"
     if plan.interval == 1:
         often = "Average after every round"
-    elif plan.interval >= min(LONGEST_INTERVAL, plan.rounds):
+    elif plan.interval >= LONGEST_INTERVAL or (plan.rounds_model == "bound" and plan.interval >= plan.rounds):
         often = f"Average once at the end (no gain from doing so within {plan.interval:,} rounds)"
     proof = {"optimal": "proven optimal", "limit": f"not proven; at most {plan.gap:.2%} slower than the optimum"}
     lines = [
         f"{often}; {_cut_words(problem, plan)}.",
-        f"Target reached after {seconds(plan.predicted_time_s)} in {plan.rounds:,.0f} rounds; drift spends "
-        f"{plan.drift_share:.0%} of each round's progress.",
+        _rounds_words(problem, plan),
         f"{plan.solver}: {proof[plan.status]}, in {seconds(plan.solve_s)}.",
     ]
-    constants, rate = problem.convergence.constants, problem.convergence.learning_rate
-    if constants is not None and constants.smoothness * rate > 1:
-        lines.append(f"Note: βγ is {constants.smoothness * rate:.3g}, and Theorem 1 holds up to 1: rounds are a guess.")
+    model = problem.convergence
+    if isinstance(model, ConvergenceModel) and model.constants is not None:
+        step = model.constants.smoothness * model.learning_rate
+        if step > 1:
+            lines.append(f"Note: βγ is {step:.3g}, and Theorem 1 holds up to 1: rounds are a guess.")
     return Text("\n".join(lines))
+
+
+def _rounds_words(problem: PlanProblem, plan: Plan) -> str:
+    """Say what the rounds come to, and by which model."""
+    rounds = f"{plan.rounds:,.0f}" if plan.rounds >= 100 else f"{plan.rounds:.3g}"
+    model, time = problem.convergence, seconds(plan.predicted_time_s)
+    return (
+        f"{model.achieved} after {time} in {rounds} rounds; drift spends {plan.drift_share:.0%} of each round's "
+        f"progress.\nRounds by {model.title}: {plan.relative_rounds:.3g} × those of I = 1 with the same cuts."
+    )
 
 
 def _cut_words(problem: PlanProblem, plan: Plan) -> str:
@@ -179,7 +213,7 @@ def _sensitivity_table(plan: Plan, sensitivities: Sequence[Sensitivity]) -> Tabl
     table.add_column("resource")
     factors = sorted({row.factor for row in sensitivities})
     for factor in factors:
-        table.add_column({0.5: "halved", 2.0: "doubled"}.get(factor, f"× {factor:g}"), justify="right")
+        table.add_column(_factor(factor), justify="right")
         table.add_column("plan")
     for resource in dict.fromkeys(row.resource for row in sensitivities):
         cells = []
@@ -194,6 +228,28 @@ def _sensitivity_table(plan: Plan, sensitivities: Sequence[Sensitivity]) -> Tabl
             cells += [f"{unsure}{change:+.1%}", _short(best)]
         table.add_row(resource, *cells)
     return table
+
+
+def _rounds_table(problem: PlanProblem, plan: Plan, rounds: Sequence[OtherRounds]) -> Table:
+    scale = problem.convergence.scale
+    table = plain_table("If longer intervals cost more or fewer rounds, planned anew")
+    for column in ("model", "time", "plan", "rounds ÷ I = 1", "plan kept"):
+        table.add_column(column, justify="left" if column in ("model", "plan") else "right")
+    for row in rounds:
+        title = f"{scale} {_factor(row.factor)}"
+        if row.best is None:
+            table.add_row(title, "–", "none makes progress", "–", "–")
+            continue
+        change = time_ratio(row.best.predicted_time_s, plan.predicted_time_s) - 1
+        kept = time_ratio(row.kept_time_s, row.best.predicted_time_s) - 1
+        unsure = "" if row.best.status == plan.status == "optimal" else "≈ "  # not both proven
+        shown = f"{unsure}{kept:+.1%}" if np.isfinite(kept) else "makes no progress"
+        table.add_row(title, f"{unsure}{change:+.1%}", _short(row.best), f"{row.best.relative_rounds:.3g}", shown)
+    return table
+
+
+def _factor(factor: float) -> str:
+    return {0.5: "halved", 2.0: "doubled"}.get(factor, f"× {factor:g}")
 
 
 def _short(plan: Plan) -> str:

@@ -13,10 +13,10 @@ from rich.text import Text
 from adaptsfl.config import RunConfig
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.report.summary import percent
+from adaptsfl.runs.ending import rounds_planned
+from adaptsfl.runs.folder import Run
+from adaptsfl.runs.record import Block
 from adaptsfl.simulation.experiment import Job, Watcher
-from adaptsfl.simulation.folder import Run
-from adaptsfl.simulation.record import Block
-from adaptsfl.simulation.run import rounds_planned
 from adaptsfl.simulation.world import World
 
 QUIET_S = 10.0  # between two lines where there is no terminal
@@ -28,7 +28,7 @@ class Progress:
 
     Args:
         jobs: all runs, in order.
-        quiet: tell nothing but failures.
+        quiet: tell nothing but failures, and which runs are done again.
         clock: real time, in seconds.
     """
 
@@ -56,7 +56,7 @@ class Progress:
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
         """Give who is to be told, and show what they are told until the end."""
-        watcher = Watcher(self._begins, self._on_round, self._on_block, self._ends, self._fails)
+        watcher = Watcher(self._begins, self._on_round, self._on_block, self._ends, self._fails, self._remarks)
         if not self.live:
             yield watcher
             return
@@ -90,6 +90,9 @@ class Progress:
         self.failures.append((job, error))
         self._number, self._job = self.jobs.index(job) + 1, None
         self._tell(f"{self._name(job)}: failed, {type(error).__name__}")
+
+    def _remarks(self, job: Job, remark: str) -> None:
+        self.console.print(f"{job.folder_name}: {remark}", markup=False, highlight=False, soft_wrap=True)
 
     def _tell_sometimes(self) -> None:
         if not self.live and self.clock() - self._told >= QUIET_S and self._job is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptsfl.checks import FloatArray
 from adaptsfl.errors import InvalidInput
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 OURS = "adaptsfl"  # the policy that leads, where it took part
 # Okabe and Ito's colours, which colour-blind readers tell apart; dashes when they run out.

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from adaptsfl.errors import kind_of
 from adaptsfl.report.progress import BAR_WIDTH, QUIET_S, outcome, rough
+from adaptsfl.runs.ending import rounds_planned
+from adaptsfl.runs.folder import Run
 from adaptsfl.simulation.experiment import Experiment
-from adaptsfl.simulation.folder import Run
-from adaptsfl.simulation.run import rounds_planned
 from adaptsfl.simulation.side_by_side import SideWatcher, Task
 
 RATE_OVER_S = 60.0  # rounds per second are those of the last minute
@@ -58,7 +58,7 @@ class SideProgress:
     Args:
         experiments: all that run, in order.
         titles: what they are called, if there are several.
-        quiet: tell nothing but failures.
+        quiet: tell nothing but failures, and which runs are done again.
         clock: real time, in seconds.
 
     Attributes:
@@ -91,7 +91,7 @@ class SideProgress:
     @contextmanager
     def watching(self) -> Iterator[SideWatcher]:
         """Give who is to be told, and show what they are told until the end."""
-        watcher = SideWatcher(self._begins, self._on_round, self._ends, self._fails)
+        watcher = SideWatcher(self._begins, self._on_round, self._ends, self._fails, self._remarks)
         if not self.live:
             yield watcher
             return
@@ -132,6 +132,10 @@ class SideProgress:
         self.failures.append((task, error))
         self._leaves(task)
         self._tell(f"[{self.done}/{self._total}] {self.name(task)}: failed, {kind_of(error)}")
+
+    def _remarks(self, task: Task, remark: str) -> None:
+        title = f"{self.titles[task.experiment]}: " if self.titles else ""
+        self.console.print(f"{title}{task.job.folder_name}: {remark}", markup=False, highlight=False, soft_wrap=True)
 
     def _leaves(self, task: Task) -> None:
         if self._running.pop(task, None) is None:  # it was done before, or failed before it began

@@ -9,7 +9,7 @@ from adaptsfl.costs import BITS_PER_BYTE
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.report.series import Series, Spread, group, spread, time_word
 from adaptsfl.report.tables import plain_table
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 

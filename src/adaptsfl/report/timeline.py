@@ -7,8 +7,8 @@ import numpy as np
 from adaptsfl import latency
 from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.fleet import RATES, Fleet
-from adaptsfl.simulation.folder import Run
-from adaptsfl.simulation.record import Block
+from adaptsfl.runs.folder import Run
+from adaptsfl.runs.record import Block
 
 
 @dataclass(frozen=True)

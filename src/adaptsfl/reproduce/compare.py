@@ -18,7 +18,7 @@ from adaptsfl.reproduce.numbers import (
     converged_accuracy,
     time_to,
 )
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 Verdict = Literal["holds", "holds in part", "does not hold", "not tried"]
 POINTS = 1.0  # accuracies that differ by less are equal

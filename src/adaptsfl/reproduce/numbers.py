@@ -15,7 +15,7 @@ import numpy as np
 from adaptsfl.checks import FloatArray
 from adaptsfl.report.series import Spread, spread
 from adaptsfl.reproduce.study import Panel, Study
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 WINDOW = 5  # evaluations that are averaged
 NEARLY = 0.98  # of the highest accuracy

@@ -30,7 +30,7 @@ from adaptsfl.reproduce.numbers import (
     time_to,
 )
 from adaptsfl.reproduce.study import Drawing, Panel, Study
-from adaptsfl.simulation.folder import Run
+from adaptsfl.runs.folder import Run
 
 PAPER_ORDER = (OURS, "rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams")
 GIGA, MEGA = 1e9, 1e6

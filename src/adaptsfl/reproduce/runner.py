@@ -12,7 +12,8 @@ from pathlib import Path
 from adaptsfl.errors import naming
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Scale, load_studies, study_names
-from adaptsfl.simulation.experiment import TRAJECTORIES, Experiment
+from adaptsfl.simulation.claim import TRAJECTORIES
+from adaptsfl.simulation.experiment import Experiment
 from adaptsfl.simulation.side_by_side import SideWatcher, execute_side_by_side
 
 

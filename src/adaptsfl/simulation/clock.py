@@ -5,7 +5,8 @@ planned for takes exactly the time that was predicted.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +14,14 @@ import numpy as np
 from adaptsfl import latency
 from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.costs import CutCosts
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
 from adaptsfl.latency import EDGE_SERVER, PHASES
 from adaptsfl.policies import Trainer
+from adaptsfl.runs.backend import Order
+from adaptsfl.simulation.faults import Faults
+from adaptsfl.training.schedule import Schedule
 
 NOBODY = ""  # whom a phase waited for that did not take place
 
@@ -47,6 +52,84 @@ class Elapsed:
         return self.waited_for[phase], phase
 
 
+@dataclass(frozen=True)
+class Charged:
+    """The clock's account of one block.
+
+    Attributes:
+        elapsed: all of it.
+        ends_s: virtual seconds since the run began, when the block began and at the end of every round.
+    """
+
+    elapsed: Elapsed
+    ends_s: tuple[float, ...]
+
+
+class Clock:
+    """Virtual time over the rounds of a run, with each round's true resources.
+
+    Args:
+        fleet_at: the true resources in round 1, 2, ….
+    """
+
+    def __init__(
+        self,
+        fleet_at: Callable[[int], Fleet],
+        costs: CutCosts,
+        batch_size: int,
+        faults: Faults,
+        trainer: Trainer,
+    ) -> None:
+        self.fleet_at, self.costs, self.batch_size = fleet_at, costs, batch_size
+        self.faults, self.trainer = faults, trainer
+        self.now_s = 0.0
+        self.schedule: Schedule | None = None
+
+    def charge(self, order: Order, members: Sequence[int], measuring: int) -> Charged:
+        """Charge one block; `measuring` rounds' worth of exchanges come on top of its last round.
+
+        Args:
+            members: who began the block, as indices of the whole fleet.
+        """
+        self.schedule = self._ahead(order.decision)
+        cuts = dict(zip(members, order.decision.placement, strict=True))
+        rounds: list[Elapsed] = []
+        ends = [self.now_s]
+        for k in range(order.rounds):
+            t = order.first_round + k
+            present = members if order.present is None else order.present[k]
+            fleet = self.faults.slowed(self.fleet_at(t), t - 1)
+            here = fleet if len(present) == fleet.size else fleet.subset(present)
+            placed = [cuts[device] for device in present]
+            moment = (self.trainer, placed, here, self.costs, self.batch_size)
+            new = [round_time(*moment, self.schedule.advance())]
+            if measuring and k == order.rounds - 1:
+                new += [round_time(*moment)] * measuring
+            rounds += new
+            self.now_s += sum(elapsed.total_s for elapsed in new)
+            ends.append(self.now_s)
+        return Charged(together(rounds), tuple(ends))
+
+    def predicted_s(self, order: Order, observed: Fleet) -> float:
+        """Return how long a block takes if everybody stays and rates stay as observed."""
+        schedule, cuts = self._ahead(order.decision), order.decision.placement
+        rounds = [
+            round_time(self.trainer, cuts, observed, self.costs, self.batch_size, schedule.advance())
+            for _ in range(order.rounds)
+        ]
+        return together(rounds).total_s
+
+    def _ahead(self, decision: Decision) -> Schedule:
+        """Return a schedule that follows a decision from now on; copies that were not averaged last keep their age."""
+        decision = decision.levelled()
+        if self.schedule is None:
+            return Schedule(decision)
+        schedule = copy(self.schedule)
+        if decision != schedule.plan:
+            schedule.change(decision)
+        return schedule
+
+
 def round_time(
     trainer: Trainer,
     cuts: Sequence[int],
@@ -59,7 +142,7 @@ def round_time(
 
     Args:
         trainer: who trains, as the policy says.
-        cuts: where every device's model is cut in truth, `Decision.cuts`: for the devices of `fleet`, in its order.
+        cuts: where every device's model is cut in truth, for the devices of `fleet`, in its order.
         fleet: the devices that take part in this round, with the resources that they truly have in it.
         costs: of every cut.
         batch_size: b, of every device.

@@ -13,11 +13,11 @@ was already learned is looked up, so it goes on where it stopped.
 import fcntl
 import json
 import os
-import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,35 +26,38 @@ from typing import Any
 
 import torch
 
-import adaptsfl
 from adaptsfl import checks
 from adaptsfl.config import FleetConfig, Recipe, RunConfig, parse
 from adaptsfl.errors import (
     AdaptSFLError,
     InvalidInput,
-    NotWritten,
     RankFailed,
     TrainingDiverged,
     first_line,
+    inside,
     message_of,
 )
-from adaptsfl.files import about_tensors, replace_file, write_tensors
+from adaptsfl.files import about_tensors, held, replace_file, write_tensors, writing
 from adaptsfl.fleet import noise_from, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
-from adaptsfl.loading import inside
 from adaptsfl.policies import Policy, Trainer, make_policy
+from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
+from adaptsfl.runs.loop import BlockLoop
+from adaptsfl.runs.recipe import about_run, check_run, seeded, targets_of
+from adaptsfl.runs.record import Block
+from adaptsfl.simulation.backend import SimulatedBackend
+from adaptsfl.simulation.claim import RECIPE, TRAJECTORIES, claim
 from adaptsfl.simulation.faults import faults_from
-from adaptsfl.simulation.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.rank_speeds import RankSpeeds
-from adaptsfl.simulation.record import Block, plain
-from adaptsfl.simulation.run import Simulation
-from adaptsfl.simulation.trajectory import Store, Trajectory
-from adaptsfl.simulation.world import World, check_run, make_world
+from adaptsfl.simulation.store import Store
+from adaptsfl.simulation.validity import Contents, Identity, depends_on_seed, identity_of, why_not_true
+from adaptsfl.simulation.world import World, make_world
 from adaptsfl.training.checkpoint import remove_checkpoint
 from adaptsfl.training.ranks import ALONE, Ranks
 
-RECIPE, MODEL, TRAJECTORIES = "recipe.json", "model.safetensors", "trajectories"
+MODEL = "model.safetensors"
+GO_ON = "Free some space or give another folder by --out; the same call goes on where this one stopped"
 
 
 @dataclass(frozen=True)
@@ -73,18 +76,23 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the first rank tells the others about a run: `identity` is that of all that decides what is learned."""
+class Announcement:
+    """What the first rank tells the others about a run: `fingerprint` is that of all that decides what is learned."""
 
     job: Job
     trainer: Trainer
     divergence: bool
-    identity: str
+    fingerprint: str
 
 
 def give_up(job: Job, error: Exception) -> None:
     """Let the error of a run stop the experiment."""
     raise error
+
+
+def warn(job: Job, remark: str) -> None:
+    """Let people know about a run, where nobody else does."""
+    warnings.warn(f"{job.folder_name}: {remark}", stacklevel=2)
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class Watcher:
         on_block: after every block.
         ends: after a run, also one that was done before.
         fails: when a run fails. If it returns, the other runs go on; by default it does not.
+        remarks: what people should know: which run is done again, and why.
     """
 
     begins: Callable[[Job, World], None] = lambda _job, _world: None
@@ -104,6 +113,7 @@ class Watcher:
     on_block: Callable[[Block], None] = lambda _block: None
     ends: Callable[[Job, Run], None] = lambda _job, _run: None
     fails: Callable[[Job, Exception], None] = give_up
+    remarks: Callable[[Job, str], None] = warn
 
 
 class Experiment:
@@ -113,7 +123,7 @@ class Experiment:
         policies: their names; those of the recipe if not given. Options come from the recipe's [run.options].
         seeds: how many, from the recipe's own seed on.
         trajectories: where what was learned is kept; several experiments may share it. By default in `folder`.
-        keep_models: whether to write trained models. Without them, a run whose every step was looked up trains nothing.
+        keep_models: whether to write trained models. Without them, a run that finds all its blocks trains nothing.
         ranks: the processes that train every run together. All of them make the same experiment and execute it; the
             first decides, writes and tells the watcher.
     """
@@ -148,6 +158,7 @@ class Experiment:
         for fleet in fleets:
             self._check_fleet(fleet)
         self._worlds: dict[tuple[int, str], World] = {}
+        self._contents: dict[int | None, Contents] = {}
         self._stores: dict[str, Store] = {}
 
     def make_policy(self, name: str) -> Policy:
@@ -157,14 +168,15 @@ class Experiment:
             return make_policy(name.partition("@")[0], **self.recipe.run.options.get(name, {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs; worlds and steps it makes and reads for itself."""
-        return {**self.__dict__, "_worlds": {}, "_stores": {}}
+        """Return what another process needs; worlds and what was learned it makes and reads for itself."""
+        return {**self.__dict__, "_worlds": {}, "_contents": {}, "_stores": {}}
 
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
         """Do every run that is not done yet; return all that there are, in order, but none on ranks after the first.
 
         A rank that is gone ends it for all of them: the next call goes on.
         """
+        self.forget_worlds()  # files may have changed since the last call
         timed = RankSpeeds(self.recipe, self.folder, self.ranks)
         self.ranks.speeds = timed.speeds
         if not self.ranks.first:
@@ -173,10 +185,11 @@ class Experiment:
         watcher = watcher or Watcher()
         try:
             self.check()
-            self.claim()
-            with _writing(self.folder):
-                timed.keep()
-            runs = [run for job in self.jobs if (run := self.attempt(job, watcher)) is not None]
+            with held(self.folder):
+                self.claim()
+                with writing(self.folder, GO_ON):
+                    timed.keep()
+                runs = [run for job in self.jobs if (run := self.attempt(job, watcher)) is not None]
         except RankFailed:
             raise
         except Exception:
@@ -187,14 +200,14 @@ class Experiment:
 
     def _follow(self) -> None:
         """Train what the first rank is asked to train, run by run, until it has done all."""
-        nothing: Order | None = None
-        while (order := self.ranks.from_first(nothing)) is not None:
+        nothing: Announcement | None = None
+        while (announced := self.ranks.from_first(nothing)) is not None:
             try:
-                world = self.world(order.job)
-                identity = world.learning_identity
+                world = self.world(announced.job)
+                fingerprint = world.fingerprint
             except Exception as error:
                 raise RankFailed(f"rank {self.ranks.rank}: {message_of(error)}") from error
-            if identity != order.identity:
+            if fingerprint != announced.fingerprint:
                 problem = f"rank {self.ranks.rank}: model, data, versions or recipe are others than on the first rank"
                 raise RankFailed(f"{problem}. Give all ranks the same files and packages.")
             if not (self.folder / RECIPE).is_file():
@@ -202,8 +215,8 @@ class Experiment:
                     f"rank {self.ranks.rank}: {self.folder} is not the folder of the first rank, which wrote {RECIPE}"
                 )
                 raise RankFailed(f"{problem}. Give a folder by --out that all machines see.")
-            folder = self.folder / order.job.folder_name
-            Learner(world, order.trainer, divergence=order.divergence, ranks=self.ranks, folder=folder).follow()
+            folder = self.folder / announced.job.folder_name
+            Learner(world, announced.trainer, divergence=announced.divergence, ranks=self.ranks, folder=folder).follow()
 
     def check(self) -> None:
         """Refuse a recipe that cannot run, before it claims a folder; one that claimed its folder could run."""
@@ -234,6 +247,40 @@ class Experiment:
                 raise
             return None
 
+    def finished(self, job: Job, remark: Callable[[Job, str], None]) -> Run | None:
+        """Return a run that is done and still true. Where it is not any more, `remark` hears why: it is done again."""
+        run = self.found(job)
+        if run is None or not run.whole:
+            return None
+        why = why_not_true(run.identity, self.identity(job))
+        if why:
+            remark(job, f"{why}; running it again")
+            return None
+        return self._for_targets(run)
+
+    def _for_targets(self, run: Run) -> Run:
+        """Return a finished run whose run.json names the accuracies that are asked for now: that changes no result."""
+        assert self.recipe.run is not None
+        wanted = targets_of(self.recipe.run)
+        if list(run.targets) == wanted:
+            return run
+        info = json.loads((run.folder / RUN).read_bytes())
+        info["recipe"]["run"]["targets"] = self.recipe.run.targets
+        with writing(run.folder, GO_ON):
+            write_run(run.folder, {**info, "targets": wanted})
+        return read_run(run.folder)
+
+    def identity(self, job: Job) -> Identity:
+        """Return all that a run depends on, as it is now."""
+        recipe = seeded(self._recipe_for(job.fleet), job.seed)
+        world = next((world for (seed, _), world in self._worlds.items() if seed == job.seed), None)
+        if world is not None:
+            return identity_of(recipe, job.seed, job.policy, Contents.of(world))
+        key = job.seed if depends_on_seed(recipe) else None
+        if key not in self._contents:
+            self._contents[key] = Contents.read(recipe, job.seed)
+        return identity_of(recipe, job.seed, job.policy, self._contents[key])
+
     def remains(self, job: Job) -> Run | None:
         """Return what there is of a run that failed, whoever wrote it; none where that cannot be read."""
         with suppress(InvalidInput):
@@ -241,41 +288,14 @@ class Experiment:
         return None
 
     def claim(self) -> None:
-        """Write down whose folder this is, or refuse one that holds another experiment."""
-        with _writing(self.folder):
-            self._claim()
-
-    def _claim(self) -> None:
-        file = self.folder / RECIPE
-        self.folder.mkdir(parents=True, exist_ok=True)
-        mine = plain(self.recipe.model_dump(mode="json", exclude={"run": {"policies"}}))
-        if file.exists():
-            try:
-                theirs = json.loads(file.read_text())
-            except ValueError:
-                theirs = None
-            if theirs == mine:
-                return
-            if self._holds_something():
-                if theirs is None:
-                    problem, remedy = "is damaged: not valid JSON", "Restore it, or give another folder by --out"
-                    raise InvalidInput("", problem, remedy, source=str(file))
-                key = _first_difference(theirs, mine)
-                remedy = "Give another folder by --out, or remove this one to begin anew"
-                raise InvalidInput(key, "is another than in the experiment in this folder", remedy, source=str(file))
-        replace_file(file, lambda path: path.write_text(json.dumps(mine, indent=1) + "\n"))
-
-    def _holds_something(self) -> bool:
-        """Whether anything was learned or recorded here: a mistake that stops every run leaves nothing to keep.
-
-        What experiments share lies elsewhere, by names that tell recipes apart, and does not count.
-        """
-        files = [*self.folder.glob(f"{TRAJECTORIES}/*"), *self.folder.glob(f"*/{RECORD}")]
-        return any(file.stat().st_size for file in files)
+        """Write down whose folder this is, or refuse one whose runs would not be true under this recipe."""
+        with writing(self.folder, GO_ON):
+            claim(self.folder, self.recipe, [job.policy for job in self.jobs])
 
     def forget_worlds(self) -> None:
-        """Free the memory that models and data take; the next run makes them anew."""
+        """Free the memory that models and data take; the next run makes them anew, from files as they are then."""
         self._worlds.clear()
+        self._contents.clear()
 
     def world(self, job: Job) -> World:
         """Return the world of a job; jobs with the same seed and fleet share it."""
@@ -313,12 +333,14 @@ class Experiment:
     def _store(self, world: World) -> Store:
         name = world.learning_identity
         if name not in self._stores:
-            self._stores[name] = Store(self.trajectories / f"{name}.jsonl")
+            # Where nobody can tell what the model's code is, what it learned is of no use to anybody else.
+            known = world.model_code is not None
+            self._stores[name] = Store(self.trajectories / f"{name}.jsonl" if known else None)
         return self._stores[name]
 
     def _run(self, job: Job, folder: Path, watcher: Watcher) -> Run:
-        found = self.found(job)
-        if found is not None and found.whole:
+        found = self.finished(job, watcher.remarks)
+        if found is not None:
             return found
         world = self.world(job)
         policy = self.make_policy(job.policy)
@@ -331,38 +353,28 @@ class Experiment:
             )
             raise InvalidInput("run.policies", problem, "Run it in one process")
         watcher.begins(job, world)
-        info = _about(job, world, policy)
-        trajectory = Trajectory(
-            world,
-            policy.trainer,
-            self._store(world),
-            folder=folder,
-            divergence=policy.divergence,
-            on_round=watcher.on_round,
-            ranks=self.ranks,
+        info = {**_about(job, world, policy), "identity": self.identity(job)}
+        backend = SimulatedBackend(
+            world, policy, faults, self._store(world), folder=folder, on_round=watcher.on_round, ranks=self.ranks
         )
-        self.ranks.from_first(Order(job, policy.trainer, policy.divergence, world.learning_identity))
+        self.ranks.from_first(Announcement(job, policy.trainer, policy.divergence, world.fingerprint))
         started = time.monotonic()
-        with _writing(folder), trajectory, _alone(folder):
-            found = self.found(job)
-            if found is not None and found.whole:  # by another process, while this one waited
-                return found
+        with writing(folder, GO_ON), backend, _alone(folder):
             write_run(folder, {**info, "status": "running"})
             how: dict[str, Any] = {"status": "failed"}
             try:
-                simulation = Simulation(world, policy, faults, trajectory)
+                loop = BlockLoop(backend, policy)
                 with (folder / RECORD).open("w") as record:
-                    for block in simulation:
+                    for block in loop:
                         append_block(record, block)
                         watcher.on_block(block)
-                if self.keep_models:
-                    self._write_model(folder, trajectory)
-                how = {"status": "done", "ended_by": simulation.ended_by, "rounds": trajectory.round}
+                self._write_model(folder, backend)
+                how = {"status": "done", "ended_by": loop.ended_by, "rounds": loop.rounds}
             except KeyboardInterrupt:
                 how = {"status": "stopped"}
                 if self.ranks.size == 1:  # else the others were stopped too
                     with suppress(AdaptSFLError):  # a full disk, or weights that are no numbers: stopping counts
-                        trajectory.save()
+                        backend.save()
                 raise
             except RankFailed:
                 how = {"status": "stopped"}
@@ -375,77 +387,40 @@ class Experiment:
             remove_checkpoint(folder)  # nothing is left to train
         return read_run(folder)
 
-    def _write_model(self, folder: Path, trajectory: Trajectory) -> None:
-        """Write the final weights: those of another run with the same schedule, which need no training, or its own."""
-        about = {"trajectory": trajectory.key}
+    def _write_model(self, folder: Path, backend: SimulatedBackend) -> None:
+        """Write the final weights, if wanted: those of another run with the same schedule, or its own."""
+        about = {"trajectory": backend.key}
         if about_tensors(folder / MODEL) == about:  # written before the record was lost
+            return
+        (folder / MODEL).unlink(missing_ok=True)  # what was trained before is no result of this run
+        if not self.keep_models:
             return
         for other in sorted(self.folder.glob(f"*/{MODEL}")):
             if other.parent != folder and about_tensors(other) == about:
                 replace_file(folder / MODEL, partial(shutil.copyfile, other))
                 return
-        state = {name: tensor.contiguous().cpu() for name, tensor in trajectory.state().items()}
-        for name, _ in trajectory.world.model.module.named_parameters():  # the last round's loss does not show them
+        state = {name: tensor.contiguous().cpu() for name, tensor in backend.state().items()}
+        for name, _ in backend.world.model.module.named_parameters():  # the last round's loss does not show them
             if not torch.isfinite(state[name]).all():
                 remedy = "Lower the learning rate, or use a model with normalisation"
-                raise TrainingDiverged(f"round {trajectory.round}: {name} has weights that are not finite. {remedy}.")
+                raise TrainingDiverged(f"round {backend.round}: {name} has weights that are not finite. {remedy}.")
         replace_file(folder / MODEL, lambda path: write_tensors(path, state, about))
 
 
 def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
     """Return what run.json says from the start."""
-    fleet, costs = world.fleet_at(1), plain(world.costs)
-    layers = costs.pop("names")
-    return {
-        "name": world.recipe.name,
-        "policy": job.policy,
-        "title": title_of(job.policy, policy),
-        "trainer": policy.trainer,
-        "estimates": policy.estimates,
-        "adapt": {**world.recipe.adapt.model_dump(mode="json"), **policy.adapt},
-        "seed": job.seed,
-        "fleet": job.fleet,
-        "recipe": world.recipe.model_dump(mode="json"),
-        "versions": {
-            "adaptsfl": adaptsfl.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
-        "devices": [fleet.name(k) for k in range(fleet.size)],
-        "layers": layers or [f"layer {k}" for k in range(1, world.costs.layers + 1)],
-        "batch_size": world.batch_size,
-        "epoch_rounds": world.epoch_rounds,
-        "costs": costs,
-        "server": plain(fleet.server),
-        "targets": targets_of(world.run),
-    }
-
-
-def title_of(name: str, policy: Policy) -> str:
-    """Return what people read: the policy's title, and which of several it is."""
-    variant = name.partition("@")[2]
-    return f"{policy.title} {variant}" if variant else policy.title
-
-
-def targets_of(run: RunConfig) -> list[float]:
-    """Return the accuracies to which times are reported, in order."""
-    own = [] if run.target_accuracy is None else [run.target_accuracy]
-    return sorted({*run.targets, *own})
-
-
-def _first_difference(theirs: Any, mine: Any, field: str = "") -> str:
-    """Return the key at which two recipes first differ."""
-    if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
-        for key in [*mine, *theirs]:
-            if theirs.get(key) != mine.get(key):
-                inner = f"{field}.{key}" if field else key
-                return _first_difference(theirs.get(key), mine.get(key), inner)
-    return field or "recipe"
+    fleet = world.fleet_at(1)
+    names = [fleet.name(k) for k in range(fleet.size)]
+    known = about_run(world.recipe, job.seed, job.policy, policy, names, world.costs, fleet.server)
+    return {**known, "fleet": job.fleet, "epoch_rounds": world.epoch_rounds}
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process does the run in this folder: two would write over each other's files."""
+    """Wait until no process of a call that was killed does the run in this folder any more.
+
+    Such a call holds its folder no longer, but who worked for it goes on until it notices, and saves what it has.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -454,13 +429,3 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a missing permission into words."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "Free some space or give another folder by --out; the same call goes on where this one stopped."
-        raise NotWritten(f"{folder}: cannot be written ({error.strerror or error}). {remedy}") from error

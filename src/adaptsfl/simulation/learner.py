@@ -1,76 +1,30 @@
-"""Who trains in a run: step after step of a schedule, evaluated and measured on the way, on one rank or several."""
+"""Trains the blocks of a simulated run, evaluated and measured on the way, on one rank or several."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverged, message_of
-from adaptsfl.policies.policy import Trainer
+from adaptsfl.policies import Trainer
+from adaptsfl.runs.backend import Learned, Measurement, Order
 from adaptsfl.simulation.world import World
-from adaptsfl.training import Engine, Sequential, TrainingPlan
+from adaptsfl.training import Engine, Sequential
 from adaptsfl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from adaptsfl.training.estimate import (
-    ConstantsSample,
-    DriftSample,
-    SmoothnessProbe,
-    measure_constants,
-    measure_drift,
-)
+from adaptsfl.training.estimate import SmoothnessProbe, measure_constants, measure_drift
 from adaptsfl.training.loop import RoundRecord, check_round
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
 
-Measurement = Literal["drift", "constants"]
-Present = tuple[tuple[int, ...], ...]  # the devices in every round of a step
-
-
-@dataclass(frozen=True)
-class Step:
-    """Some rounds under one plan, as far as learning is concerned.
-
-    Attributes:
-        deepest: L_c.
-        layer_intervals: (layer, its interval), for layers with an interval of their own.
-        present: who took part, round by round; None if everybody did.
-        measure: what to measure at the start of the last round, when the copies have drifted longest.
-        evaluate_last: whether to evaluate after the last round, whatever its number.
-    """
-
-    rounds: int
-    interval: int | None
-    deepest: int
-    layer_intervals: tuple[tuple[int, int], ...] = ()
-    present: Present | None = None
-    measure: Measurement | None = None
-    evaluate_last: bool = False
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a step gave.
-
-    Attributes:
-        losses: the mean training loss of every round.
-        evaluations: (round, accuracy, loss) on the test samples.
-        divergence: ‖w_i − w̄‖/‖w̄‖ of every client-specific layer before it was last averaged.
-        drift, constants: what was measured.
-    """
-
-    losses: tuple[float, ...]
-    evaluations: tuple[tuple[int, float, float], ...]
-    divergence: tuple[float, ...] = ()
-    drift: DriftSample | None = None
-    constants: ConstantsSample | None = None
-
 
 class Learner:
-    """Trains one run's steps.
+    """Trains one run's blocks.
 
     On several ranks every one has a learner of the same run. What the first one's is asked to do, all do: the others
     `follow`. `end` lets them go.
@@ -111,31 +65,35 @@ class Learner:
         """By layer, how far apart its copies were when they were last averaged, as far as it was measured."""
         return self._made.last_divergence if isinstance(self._made, Engine) else {}
 
-    def train(self, step: Step, first_loss: float | None) -> Learned:
-        """Train the rounds of one step; `first_loss` is that of the run's first round, None before it."""
-        with self._all_ranks("train", step, first_loss):
-            made = self._made = self._made or self._make(step)
+    def train(self, order: Order, first_loss: float | None) -> Learned:
+        """Train the rounds of one block; `first_loss` is that of the run's first round, None before it."""
+        with self._all_ranks("train", order, first_loss):
+            made = self._made = self._made or self._make(order.decision)
             if isinstance(made, Engine):
-                plan = TrainingPlan((step.deepest,) * len(made.weights), step.interval, dict(step.layer_intervals))
+                plan = order.decision.levelled(len(made.weights))
                 if plan != made.schedule.plan:
                     made.change_plan(plan)
             self._seed()
             losses: list[float] = []
             evaluations: list[tuple[int, float, float]] = []
             measured: dict[str, Any] = {}
-            for k in range(step.rounds):
-                last = k == step.rounds - 1
-                measure = step.measure if last else None
-                record = self._round(made, None if step.present is None else step.present[k], measure, measured)
+            for k in range(order.rounds):
+                last = k == order.rounds - 1
+                measure = order.measure if last else None
+                record = self._round(made, None if order.present is None else order.present[k], measure, measured)
                 check_round(record, first_loss)
                 first_loss = first_loss or record.loss
                 losses.append(record.loss)
                 self.round = record.round
-                if self.round % self.world.run.evaluate_every == 0 or (step.evaluate_last and last):
+                if self.round % self.world.run.evaluate_every == 0 or (order.final and last):
                     evaluations.append((self.round, *self.world.evaluate(made.state(), self.ranks)))
                 self.on_round(self.round, record.loss)
             divergence = self.divergence
-            apart = tuple(divergence.get(layer, 0.0) for layer in range(1, step.deepest + 1)) if divergence else ()
+            apart = (
+                tuple(divergence.get(layer, 0.0) for layer in range(1, order.decision.deepest + 1))
+                if divergence
+                else ()
+            )
             return Learned(tuple(losses), tuple(evaluations), apart, **measured)
 
     def state(self) -> dict[str, Tensor]:
@@ -151,13 +109,17 @@ class Learner:
             assert self.folder is not None
             save_checkpoint(self.folder, self._made.snapshot(), extra=extra, identity=identity, ranks=self.ranks)
 
-    def restore(self, step: Step, round_: int, divergence: Mapping[int, float], identity: Mapping[str, Any]) -> bool:
-        """Go on after `round_` from the checkpoint; return whether all ranks could read it. `step` is the run's first.
+    def restore(
+        self, first: Decision, round_: int, divergence: Mapping[int, float], identity: Mapping[str, Any]
+    ) -> bool:
+        """Go on after `round_` from the checkpoint; return whether all ranks could read it.
+
+        `first` is the run's first decision.
 
         Where one of them could not, nothing changes.
         """
-        with self._all_ranks("restore", step, round_, dict(divergence), identity):
-            made = self._made = self._made or self._make(step)
+        with self._all_ranks("restore", first, round_, dict(divergence), identity):
+            made = self._made = self._made or self._make(first)
             mine = made.mine if isinstance(made, Engine) and self.ranks.size > 1 else None
             found: Checkpoint | None = None
             assert self.folder is not None
@@ -202,20 +164,20 @@ class Learner:
             raise RankFailed(f"rank {self.ranks.rank}: {message_of(error)}") from error
 
     def _seed(self) -> None:
-        """Let what dropout draws depend on where the step begins and on the rank, not on what else this process did."""
+        """Let what dropout draws depend on where the block begins and on the rank, not on what else was done here."""
         rank = f" {self.ranks.rank}" if self.ranks.rank else ""
         torch.manual_seed(int.from_bytes(sha256(f"{self.world.seed} {self.round}{rank}".encode()).digest()[:7]))
 
-    def _make(self, step: Step) -> Engine | Sequential:
+    def _make(self, first: Decision) -> Engine | Sequential:
         world, training = self.world, self.world.recipe.training
         torch.manual_seed(world.seed)
         if self.trainer in ("turns", "relay"):
             return Sequential(
                 world.model,
-                step.deepest,
+                first.deepest,
                 world.devices,
                 world.optimizer,
-                interval=step.interval,
+                interval=first.interval,
                 relayed=self.trainer == "relay",
                 seed=world.seed,
                 weights=world.data.weights.tolist(),
@@ -224,7 +186,7 @@ class Learner:
         devices = 1 if self.trainer == "centralized" else world.devices
         return Engine(
             world.model,
-            TrainingPlan((step.deepest,) * devices, step.interval, dict(step.layer_intervals)),
+            first.levelled(devices),
             world.optimizer,
             weights=None if self.trainer == "centralized" else world.data.weights.tolist(),
             statistics=training.statistics,

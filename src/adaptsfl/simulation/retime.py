@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import Any, cast
 
 from adaptsfl.config import FaultsConfig, FleetConfig, parse
-from adaptsfl.errors import InvalidInput, NotWritten
+from adaptsfl.decisions import Decision
+from adaptsfl.errors import InvalidInput, inside
+from adaptsfl.files import writing
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
-from adaptsfl.loading import inside
 from adaptsfl.policies import Trainer
+from adaptsfl.runs.backend import Order
+from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
+from adaptsfl.runs.loop import rates_seen
+from adaptsfl.runs.record import Block, plain
+from adaptsfl.simulation.backend import Observer
+from adaptsfl.simulation.clock import Clock
 from adaptsfl.simulation.faults import Faults, faults_from
-from adaptsfl.simulation.folder import RECORD, RUN, Run, append_block, read_run, write_run
-from adaptsfl.simulation.learner import Step
-from adaptsfl.simulation.record import Block, plain
-from adaptsfl.simulation.run import Clock, Observer, rates_seen
 
 RETIMED_FROM = "retimed_from"
+OF_A_DEPLOYMENT = ("predicted", "measured")  # estimates: the phases as they were foreseen there, and as they were
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, An
     observer = Observer(other.measured_at, smoothed=smoothed)
     with _of(run):
         blocks = [_charged(block, clock, observer) for block in run.blocks]
+    info.pop("identity", None)  # it is not what `simulate` gives on that fleet
+    info.pop("real", None)  # from here on the seconds of a deployment are virtual
     info |= {
         "recipe": {**recipe, "fleet": plain(other.config.model_dump(mode="json"))},
         "fleet": name,
@@ -104,19 +110,15 @@ def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
     """Return the block with everything new that the fleet decides."""
     members = tuple(device for device, cut in enumerate(block.cuts) if cut)
     everybody = len(members) == len(block.cuts)
-    cuts = [block.cuts[device] for device in members]
-    step = Step(
-        rounds=block.rounds,
-        interval=block.interval,
-        deepest=block.deepest,
-        layer_intervals=tuple(sorted((int(layer), interval) for layer, interval in block.layer_intervals.items())),
-        present=block.present,
-    )
+    placed = tuple(block.cuts[device] for device in members)
+    intervals = {int(layer): interval for layer, interval in block.layer_intervals.items()}
+    decision = Decision((block.deepest,) * len(members), block.interval, intervals, placed=placed)
+    order = Order(decision, block.rounds, block.first_round, present=block.present)
     seen = observer.at(block.first_round)
     here = seen if everybody else seen.subset(members)
-    predicted_s = clock.predicted_s(step, cuts, here)  # before the copies grow older
-    charged = clock.charge(step, cuts, members, block.first_round, block.measuring)
-    for t in range(block.first_round + 1, block.first_round + block.rounds):
+    predicted_s = clock.predicted_s(order, here)  # before the copies grow older
+    charged = clock.charge(order, members, block.measuring)
+    for t in range(block.first_round + 1, block.last_round + 1):
         observer.at(t)
     return replace(
         block,
@@ -125,10 +127,12 @@ def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
         bottleneck=charged.elapsed.bottleneck,
         bits=charged.elapsed.bits,
         evaluations=tuple(
-            (t, charged.ends_s[t - block.first_round], accuracy, loss) for t, _, accuracy, loss in block.evaluations
+            (t, charged.ends_s[t - block.first_round + 1], accuracy, loss) for t, _, accuracy, loss in block.evaluations
         ),
+        estimates={name: value for name, value in block.estimates.items() if name not in OF_A_DEPLOYMENT},
         resources=rates_seen(here, members, len(block.cuts)),
         predicted_s=predicted_s,
+        restart={},
     )
 
 
@@ -164,13 +168,9 @@ def _check_target(run: Run, target: Path, targets: Sequence[Path]) -> None:
 
 
 def _write(folder: Path, info: Mapping[str, Any], blocks: Sequence[Block]) -> None:
-    try:
+    with writing(folder, "Give another folder by --out"):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / RECORD).open("w") as record:
             for block in blocks:
                 append_block(record, block)
         write_run(folder, info)
-    except OSError as error:
-        raise NotWritten(
-            f"{folder}: cannot be written ({error.strerror or error}). Give another folder by --out."
-        ) from error

@@ -12,8 +12,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,9 +24,10 @@ import torch
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, RunFailed, kind_of, message_of, naming
-from adaptsfl.simulation.experiment import Experiment, Job, Watcher
-from adaptsfl.simulation.folder import Run
-from adaptsfl.simulation.run import rounds_planned
+from adaptsfl.files import held
+from adaptsfl.runs.ending import rounds_planned
+from adaptsfl.runs.folder import Run
+from adaptsfl.simulation.experiment import Experiment, Job, Watcher, warn
 
 TELL_EVERY_S = 0.3  # rounds of small networks take milliseconds; nobody looks as often
 PATIENCE_S = 60.0  # with processes that were told to stop, while they save what they have
@@ -50,6 +52,11 @@ def _give_up(_task: Task, error: Exception) -> None:
     raise error
 
 
+def _warn(task: Task, remark: str) -> None:
+    """Let people know about a run, where nobody else does."""
+    warn(task.job, remark)
+
+
 @dataclass(frozen=True)
 class SideWatcher:
     """Who is told how things go, in the process that called.
@@ -59,12 +66,14 @@ class SideWatcher:
         on_round: a few times per second while a run trains; with the last round, and how many since last told.
         ends: after a run, also one that was done before.
         fails: when a run fails. If it returns, the other runs go on; by default it does not.
+        remarks: what people should know: which run is done again, and why.
     """
 
     begins: Callable[[Task, int | None], None] = lambda _task, _rounds: None
     on_round: Callable[[Task, int, int], None] = lambda _task, _round, _trained: None
     ends: Callable[[Task, Run], None] = lambda _task, _run: None
     fails: Callable[[Task, Exception], None] = _give_up
+    remarks: Callable[[Task, str], None] = _warn
 
 
 def execute_side_by_side(
@@ -77,14 +86,17 @@ def execute_side_by_side(
     checks.whole_number("processes", processes)
     _check_folders(experiments)
     for experiment in experiments:
+        experiment.forget_worlds()  # files may have changed since the last call
         with naming(str(experiment.folder)) if len(experiments) > 1 else nullcontext():
             experiment.check()
         if len(experiments) > 1 or processes > 1:
             experiment.forget_worlds()
-    for experiment in experiments:
-        experiment.claim()
     results = Results(experiments, watcher or SideWatcher())
-    with _stopped_by_sigterm():
+    with ExitStack() as stack, _stopped_by_sigterm():
+        for experiment in experiments:
+            stack.enter_context(held(experiment.folder))
+        for experiment in experiments:
+            experiment.claim()
         if processes == 1:
             _one_after_another(experiments, results.told)
         else:
@@ -133,6 +145,7 @@ def _watching(task: Task, told: SideWatcher) -> Watcher:
         on_round=lambda round_, _loss: told.on_round(task, round_, 1),
         ends=lambda _job, run: told.ends(task, run),
         fails=lambda _job, error: told.fails(task, error),
+        remarks=lambda _job, remark: told.remarks(task, remark),
     )
 
 
@@ -149,19 +162,22 @@ class Results:
         self._runs: dict[Task, Run] = {}
 
     def what_is_left(self) -> deque[Unit]:
-        """Return what is to be done, in order; runs that were done before end here and now."""
+        """Return what is to be done, in order; runs that were done before, and are still true, end here and now."""
         units: dict[tuple[int, str, int], Unit] = {}
         for task in self._tasks():
             try:
-                run = self.experiments[task.experiment].found(task.job)
+                run = self.experiments[task.experiment].finished(task.job, partial(self._remark, task))
             except InvalidInput as error:
                 self.failed(task, error)
                 continue
-            if run is not None and run.whole:
+            if run is not None:
                 self.ended(task, run)
             else:
                 units.setdefault((task.experiment, task.job.policy, task.job.seed), deque()).append(task)
         return deque(units.values())
+
+    def _remark(self, task: Task, _job: Job, remark: str) -> None:
+        self._watcher.remarks(task, remark)
 
     def ended(self, task: Task, run: Run) -> None:
         """Keep a run that is done."""
@@ -376,7 +392,9 @@ class Caller:
 
     def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self.pipe = pipe
-        self.told = SideWatcher(self._begins, self._on_round, self._ends, self._fails)
+        self.told = SideWatcher(
+            self._begins, self._on_round, self._ends, self._fails, remarks=lambda _task, _remark: None
+        )  # the caller has told people which runs are done again
         self._round, self._trained, self._told_at = 0, 0, 0.0
 
     def next_work(self) -> Work | None:

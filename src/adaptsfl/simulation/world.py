@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -14,15 +14,16 @@ from torch import Tensor
 from torch.nn import functional
 
 import adaptsfl
-from adaptsfl import checks
-from adaptsfl.config import DataConfig, ModelConfig, Recipe, RunConfig, TrainingConfig
+from adaptsfl import factories
+from adaptsfl.config import DataConfig, ModelConfig, Recipe, RunConfig
 from adaptsfl.costs import CutCosts
 from adaptsfl.data import PreparedData, evaluation_batches, prepare
-from adaptsfl.data.samples import Samples
-from adaptsfl.errors import InvalidInput, first_line
+from adaptsfl.data.samples import Samples, fingerprint
+from adaptsfl.errors import InvalidInput, inside
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
-from adaptsfl.loading import Optimizer, costs_of, inside, model_costs, split_model
+from adaptsfl.loading import Optimizer, classes_of, costs_of, model_costs, split_model
 from adaptsfl.models import SplitModel
+from adaptsfl.runs.recipe import check_run, check_training, optimizer_settings, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
@@ -92,16 +93,30 @@ class World:
         return {device: row for row, device in enumerate(self.data.mine)}
 
     @cached_property
+    def model_code(self) -> str | None:
+        """A name for the code of a model of the user's own; None where it cannot be read."""
+        return factories.code_of("model", self.recipe.model.name)
+
+    @cached_property
     def learning_identity(self) -> str:
-        """A name for everything that decides what is learned, but for the schedule: equal names, equal weights."""
+        """A name for everything that decides what is learned, but for the schedule: equal names, equal weights.
+
+        Where nobody can tell what the model's code is, no other world has the same name.
+        """
+        return self.fingerprint if self.model_code is not None else uuid4().hex[:16]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same as far as it can be told, on every rank."""
         recipe = self.recipe.model_dump(mode="json", include={"model", "training", "data"})
         recipe["seed"], recipe["devices"] = self.seed, self.devices
         recipe["evaluation"] = [self.run.evaluate_every, self.run.test_samples]
         recipe["versions"] = [torch.__version__, adaptsfl.__version__]
-        recipe["labels"] = [_fingerprint(labels) for labels in (self.data.labels, self.data.dataset.test.labels)]
-        recipe["parts"] = [_fingerprint(torch.from_numpy(part)) for part in self.data.parts]
+        recipe["content"] = self.data.content
+        recipe["parts"] = [fingerprint(torch.from_numpy(part)) for part in self.data.parts]
         # A factory of the user's own may give another model tomorrow, under the same name.
-        recipe["weights"] = {name: _fingerprint(value) for name, value in self.model.module.state_dict().items()}
+        recipe["code"] = self.model_code
+        recipe["weights"] = {name: fingerprint(value) for name, value in self.model.module.state_dict().items()}
         recipe["work"] = [self.costs.forward_flops.tolist(), self.costs.activation_bits.tolist()]
         for key in ("path", "cache"):  # where samples lie does not matter
             recipe["data"].pop(key)
@@ -138,11 +153,6 @@ class World:
         return measure
 
 
-def _fingerprint(values: Tensor) -> str:
-    flat = values.detach().cpu().contiguous().flatten().view(torch.uint8)  # NumPy does not know every type
-    return sha256(flat.numpy().tobytes()).hexdigest()[:16]
-
-
 def make_world(
     recipe: Recipe, seed: int, like: World | None = None, *, ranks: Ranks = ALONE, pooled: bool = False
 ) -> World:
@@ -173,6 +183,7 @@ def make_world(
         costs = _charged(recipe.model.model_dump_json(), recipe.training.batch_size, recipe.training.optimizer)
         _check_layers(model.layers, costs.layers)
     devices, batch_size = resources.at(0).size, recipe.training.batch_size
+    torch.manual_seed(seed)  # a dataset of the user's own may draw from it: the same samples, whatever the model drew
     data = prepare(
         data_config,
         devices=devices,
@@ -197,75 +208,6 @@ def _check_layers(learning: int, charged: int) -> None:
     if learning != charged:
         problem = f"gives a model of {charged} layers, the one that learns has {learning}"
         raise InvalidInput("model.charged_as", problem, "Change options that keep the layers, such as width")
-
-
-def optimizer_settings(given: TrainingConfig) -> OptimizerSettings:
-    """Return how weights follow gradients, as a recipe has it."""
-    return OptimizerSettings(
-        name=given.optimizer,
-        learning_rate=given.learning_rate,
-        common_learning_rate=given.common_learning_rate,
-        momentum=given.momentum,
-        weight_decay=given.weight_decay,
-        at_averaging=given.at_averaging,
-    )
-
-
-def check_training(given: TrainingConfig) -> None:
-    """Refuse what training could not begin with, by the names that a recipe has for it."""
-    checks.whole_number("training.batch_size", given.batch_size)
-    try:
-        optimizer_settings(given)
-    except InvalidInput as error:
-        field = f"training.{error.field.removeprefix('optimizer.')}"
-        raise InvalidInput(field, error.problem, error.remedy) from None
-    try:
-        torch.zeros(1, device=given.device)
-    except (RuntimeError, AssertionError) as error:  # torch's two ways to say that it has no such device
-        problem = f"is {given.device!r}, which torch cannot use: {first_line(error)}"
-        raise InvalidInput("training.device", problem, "Give cpu, or a device that this machine has") from None
-
-
-def seeded(recipe: Recipe, seed: int) -> Recipe:
-    """Return the recipe with `seed` added to the seed of every section."""
-    data = recipe.data or DataConfig()
-    partition = data.partition.model_copy(update={"seed": data.partition.seed + seed})
-    sections: dict[str, Any] = {
-        "fleet": recipe.fleet.model_copy(update={"seed": recipe.fleet.seed + seed}),
-        "faults": recipe.faults.model_copy(update={"seed": recipe.faults.seed + seed}),
-        "data": data.model_copy(update={"seed": data.seed + seed, "partition": partition}),
-    }
-    return recipe.model_copy(update=sections)
-
-
-def check_run(run: RunConfig) -> None:
-    """Refuse a run that would never end, and numbers that make no sense."""
-    for name in ("rounds", "samples", "test_samples"):
-        if getattr(run, name) is not None:
-            checks.whole_number(f"run.{name}", getattr(run, name))
-    checks.whole_number("run.evaluate_every", run.evaluate_every)
-    checks.whole_number("run.checkpoint_every", run.checkpoint_every)
-    checks.whole_number("run.seed", run.seed, at_least=0)
-    if run.seconds is not None:
-        checks.number("run.seconds", run.seconds, positive=True)
-    for goal in run.targets:
-        if not 0 < goal <= 1:
-            raise InvalidInput("run.targets", f"holds {goal:g}", "Give accuracies above 0 and at most 1")
-    if run.target_accuracy is not None and not 0 < run.target_accuracy <= 1:
-        problem = f"is {run.target_accuracy:g}"
-        raise InvalidInput("run.target_accuracy", problem, "Give an accuracy above 0 and at most 1")
-    if run.rounds is None and run.samples is None and run.seconds is None and not run.converged:
-        raise InvalidInput("run", "has no end", "Give rounds, samples or seconds, or converged = true")
-
-
-def classes_of(model: SplitModel, example: Tensor) -> int:
-    """Return the size of the model's last dimension: how many classes it tells apart."""
-    module = model.module
-    mode = module.training
-    with torch.no_grad():
-        outputs = module.eval()(example)
-    module.train(mode)
-    return int(outputs.shape[-1])
 
 
 def check_inputs(example: Tensor, data: PreparedData) -> None:

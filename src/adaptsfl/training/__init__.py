@@ -4,7 +4,7 @@ from adaptsfl.training.checkpoint import Checkpoint, Resumable, has_checkpoint, 
 from adaptsfl.training.engine import ChunkForward, Engine
 from adaptsfl.training.loop import RoundRecord, Trainer, train
 from adaptsfl.training.reference import Reference
-from adaptsfl.training.schedule import Schedule, TrainingPlan
+from adaptsfl.training.schedule import Schedule
 from adaptsfl.training.settings import (
     Batch,
     Batches,
@@ -16,7 +16,7 @@ from adaptsfl.training.settings import (
     sample_cross_entropy,
 )
 from adaptsfl.training.snapshot import EngineState
-from adaptsfl.training.variants import Sequential, federated_averaging, parallel_split
+from adaptsfl.training.variants import Sequential
 
 __all__ = [
     "Batch",
@@ -35,12 +35,9 @@ __all__ = [
     "StateRule",
     "Statistics",
     "Trainer",
-    "TrainingPlan",
     "TrainingWarning",
-    "federated_averaging",
     "has_checkpoint",
     "load_checkpoint",
-    "parallel_split",
     "sample_cross_entropy",
     "save_checkpoint",
     "train",

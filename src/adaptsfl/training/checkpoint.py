@@ -22,10 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
 from adaptsfl.files import TEMPORARY, replace_file, write_tensors
 from adaptsfl.training.ranks import ALONE, Ranks
-from adaptsfl.training.schedule import TrainingPlan
 from adaptsfl.training.snapshot import EngineState
 
 FORMAT = "adaptsfl-checkpoint-1"  # another number where older files cannot be read any more
@@ -270,7 +270,7 @@ def _state_from(
 ) -> EngineState:
     intervals = {int(layer): interval for layer, interval in data["layer_intervals"].items()}
     return EngineState(
-        TrainingPlan(tuple(data["cuts"]), data["interval"], intervals),
+        Decision(tuple(data["cuts"]), data["interval"], intervals),
         data["round"],
         data["planned_at"],
         tuple(data["ages"]),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptsfl import checks
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import (
@@ -24,7 +25,7 @@ from adaptsfl.training.batchnorm import (
     spread_batch_norm,
 )
 from adaptsfl.training.ranks import ALONE, Ranks
-from adaptsfl.training.schedule import Schedule, TrainingPlan
+from adaptsfl.training.schedule import Schedule
 from adaptsfl.training.settings import (
     Batch,
     Loss,
@@ -83,7 +84,7 @@ class Engine:
     def __init__(
         self,
         model: SplitModel,
-        plan: TrainingPlan,
+        plan: Decision,
         optimizer: OptimizerSettings,
         *,
         weights: Sequence[float] | None = None,
@@ -153,7 +154,7 @@ class Engine:
         merge([self.layers[number - 1] for number in due], self._local(shares), self.settings.at_averaging, self.ranks)
         return self._all_losses(losses, mine)
 
-    def change_plan(self, plan: TrainingPlan) -> None:
+    def change_plan(self, plan: Decision) -> None:
         """Follow another plan from the next round on, with all weights, buffers and optimiser state."""
         plan.check(len(self.weights), self.model.layers)
         self.schedule.change(plan)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import check_statistics
 from adaptsfl.training.layers import Layer, average, gradients_of, parameters_of, run, update, weighted_mean
-from adaptsfl.training.schedule import Schedule, TrainingPlan
+from adaptsfl.training.schedule import Schedule
 from adaptsfl.training.settings import (
     Batch,
     Loss,
@@ -116,7 +117,7 @@ class Reference:
     def __init__(
         self,
         model: SplitModel,
-        plan: TrainingPlan,
+        plan: Decision,
         optimizer: OptimizerSettings,
         *,
         weights: Sequence[float] | None = None,
@@ -165,13 +166,13 @@ class Reference:
         """Return h_{c,i}, every device's layers 1 to L_c, wherever they are."""
         return [own.layers + rest for own, rest in zip(self.devices, self.server.non_common, strict=True)]
 
-    def change_plan(self, plan: TrainingPlan) -> None:
+    def change_plan(self, plan: Decision) -> None:
         """Move layers to where another plan wants them, with their weights, buffers and optimiser state."""
         plan.check(len(self.devices), self.model.layers)
         self.schedule.change(plan)
         self._place(self.forged(), plan)
 
-    def _place(self, forged: list[list[Layer]], plan: TrainingPlan) -> None:
+    def _place(self, forged: list[list[Layer]], plan: Decision) -> None:
         common = self.server.common
         for copies in reversed([*zip(*(own[plan.deepest :] for own in forged), strict=True)]):  # they become common
             average(copies, shares_of(self.weights, self.present), "average")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
-from adaptsfl.training.schedule import TrainingPlan
 from adaptsfl.training.settings import present_devices
 from adaptsfl.training.stack import LayerStack
 
@@ -26,7 +26,7 @@ class EngineState:
             that one says that all copies are equal. None: the copies of all devices.
     """
 
-    plan: TrainingPlan
+    plan: Decision
     round: int
     planned_at: int
     ages: tuple[int, ...]

@@ -1,6 +1,5 @@
 """All copies of one layer as stacked tensors, so that averaging them is one mean over the first axis."""
 
-import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.training.batchnorm import mixes_samples
+from adaptsfl.training.divergence import divergence
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import OptimizerSettings, StateRule
 from adaptsfl.training.updates import STATE_NAMES, step
@@ -86,28 +86,9 @@ class LayerStack:
                 tensors[name] = torch.zeros_like(tensor[:1])
 
     def divergence(self, shares: Sequence[float], ranks: Ranks = ALONE, root: int = 0) -> float:
-        """Return the mean of ‖w_i - w̄‖ / ‖w̄‖ over the copies with a share, w̄ their mean; 0 if all are equal.
-
-        On several ranks all ask, and `root` is one that holds a copy with a share.
-        """
-        here = [k for k, share in enumerate(shares) if share]
-        squares, length = torch.zeros(len(here), dtype=torch.float64), 0.0  # ‖w_i - w̄‖², ‖w̄‖²
-        for rows in self.parameters.values():
-            if len(rows) == 1:
-                continue
-            # From one of the copies, not from zero: so equal copies are apart by nothing, not by rounding.
-            first = rows[here[0]].double() if ranks.rank == root else torch.zeros_like(rows[0], dtype=torch.float64)
-            ranks.sum_([first])
-            off = sum((shares[k] * (rows[k] - first) for k in here), torch.zeros_like(first))
-            ranks.sum_([off])
-            if here:
-                squares += torch.stack([(rows[k] - first - off).square().sum().cpu() for k in here])
-            length += float((first + off).square().sum())
-        mine = math.fsum(shares[k] * math.sqrt(square) for k, square in zip(here, squares.tolist(), strict=True))
-        (apart,) = ranks.totals([mine])
-        if apart == 0:
-            return 0.0
-        return apart / math.sqrt(length) if length else math.inf
+        """Return how far apart the copies with a share are; see `divergence.divergence`."""
+        apart = [rows.unbind() for rows in self.parameters.values() if len(rows) > 1]
+        return divergence(apart, shares, ranks, root)
 
     def zeros(self) -> list[Tensor]:
         """Return a gradient of one copy that changes nothing."""

@@ -1,12 +1,12 @@
-"""Other ways of split and federated learning: as plans of the same engine where they are, else beside it.
+"""Other ways of split and federated learning: as decisions for the same engine where they are, else beside it.
 
 | way | is |
 |---|---|
-| SFL | a plan with interval 1 |
-| parallel split learning | `parallel_split` |
-| FedAvg | `federated_averaging` |
-| SplitFed V1 | `federated_averaging` with an epoch as interval: where the server's copies run changes no weight |
-| centralized | a plan for one device, which gets the pooled batch |
+| SFL | a decision with interval 1 |
+| parallel split learning | a decision with interval None: never averaged |
+| FedAvg | a decision with every cut at L |
+| SplitFed V1 | FedAvg with an epoch as interval: where the server's copies run changes no weight |
+| centralized | a decision for one device, which gets the pooled batch |
 | SplitFed V2 | `Sequential` |
 | vanilla split learning | `Sequential` with relayed=True |
 """
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from adaptsfl import checks
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
-from adaptsfl.training.schedule import TrainingPlan
 from adaptsfl.training.settings import (
     Batch,
     Loss,
@@ -35,16 +35,6 @@ from adaptsfl.training.settings import (
 )
 from adaptsfl.training.snapshot import EngineState, restore_layers
 from adaptsfl.training.stack import LayerStack, Slot, merge
-
-
-def parallel_split(cuts: Sequence[int]) -> TrainingPlan:
-    """Return the plan of parallel split learning: client-specific layers are never averaged."""
-    return TrainingPlan(tuple(cuts), None)
-
-
-def federated_averaging(devices: int, layers: int, interval: int) -> TrainingPlan:
-    """Return the plan of FedAvg: every device trains the whole model, averaged every `interval` rounds."""
-    return TrainingPlan((layers,) * devices, interval)
 
 
 class Sequential:
@@ -128,8 +118,8 @@ class Sequential:
         restore_layers(self.layers, state, len(self.weights))
         self.rounds, self.present = state.round, state.present
 
-    def _plan(self) -> TrainingPlan:
-        return TrainingPlan((self.cut,) * len(self.weights), None if self.relayed else self.interval)
+    def _plan(self) -> Decision:
+        return Decision((self.cut,) * len(self.weights), None if self.relayed else self.interval)
 
     def _turn(self, device: int, batch: Batch) -> Tensor:
         """Train on one device's batch: its client layers and the server's."""

@@ -7,16 +7,17 @@ import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.config import AdaptConfig, Recipe
-from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, model_from, noise_floor
-from adaptsfl.errors import InvalidInput
+from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, RoundsModel, model_from, noise_floor
+from adaptsfl.errors import InvalidInput, inside
 from adaptsfl.fleet import RATES, Fleet
-from adaptsfl.loading import inside
-from adaptsfl.simulation.learner import Learned, Measurement
+from adaptsfl.runs.backend import Learned, Measurement
 from adaptsfl.training.calibration import FIRST_INTERVAL, Calibration
 from adaptsfl.training.estimate import CONSTANTS_COST, DRIFT_COST, MovingConstants
 
 # Rates are averaged over about this many rounds: long enough to see through noise, short enough to follow changes.
 MEMORY_ROUNDS = 20
+# Rounds of training that a measurement takes.
+MEASURING_ROUNDS: dict[Measurement, int] = {"drift": DRIFT_COST, "constants": CONSTANTS_COST}
 # Where the paper's bound leaves no budget at all, this part of ε is left, so that I = 1 is planned.
 LEAST_BUDGET = 1e-3
 
@@ -26,12 +27,10 @@ class Beliefs(Protocol):
 
     Attributes:
         measurement: what is measured.
-        cost: the rounds that one measurement takes.
         probe: the least interval of a block at whose end drift is measured.
     """
 
     measurement: Measurement | None
-    cost: int
     probe: int
 
     @property
@@ -43,12 +42,12 @@ class Beliefs(Protocol):
         """Whether a plan goes so far beyond what was measured that it is to be measured itself."""
         ...
 
-    def model(self, devices: int) -> ConvergenceModel:
+    def model(self, devices: int) -> RoundsModel:
         """Return what to plan with."""
         ...
 
     def learn(self, learned: Learned) -> None:
-        """Take in what a step gave."""
+        """Take in what a block gave."""
         ...
 
     def data(self) -> dict[str, Any]:
@@ -60,7 +59,6 @@ class Calibrated:
     """The default: measured drift."""
 
     measurement: Measurement | None = "drift"
-    cost = DRIFT_COST
     probe = FIRST_INTERVAL
 
     def __init__(self, layers: int, learning_rate: float, measure_every: int) -> None:
@@ -104,7 +102,6 @@ class PaperBound:
     """The paper's bound, with constants from the recipe or measured, and a given ε."""
 
     measurement: Measurement | None = "constants"
-    cost = CONSTANTS_COST
     probe = 1
 
     def __init__(self, recipe: Recipe, adapt: AdaptConfig, layers: int) -> None:
@@ -129,7 +126,7 @@ class PaperBound:
         """Never: the bound speaks for all plans."""
         return False
 
-    def model(self, devices: int) -> ConvergenceModel:
+    def model(self, devices: int) -> RoundsModel:
         """Return the bound; before anything is measured, one whose drift allows short intervals only."""
         if self.given is not None:
             with inside("convergence"):
@@ -166,9 +163,9 @@ class PaperBound:
         }
 
 
-def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int) -> Beliefs:
-    """Return the beliefs with which a run begins."""
-    if adapt.mode == "paper":
+def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int, *, measures: bool = True) -> Beliefs:
+    """Return the beliefs with which a run begins: where nothing can be measured, what the recipe says counts."""
+    if adapt.mode == "paper" or (not measures and recipe.convergence is not None):
         return PaperBound(recipe, adapt, layers)
     every = checks.whole_number("adapt.measure_every", adapt.measure_every)
     return Calibrated(layers, recipe.training.learning_rate, every)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from adaptsfl.errors import InvalidInput
-from adaptsfl.simulation import folder as folders
-from adaptsfl.simulation.folder import RECORD, RUN, append_block, find_runs, read_run, write_run
-from adaptsfl.simulation.record import block_line, block_of
+from adaptsfl.runs import folder as folders
+from adaptsfl.runs.folder import RECORD, RUN, append_block, find_runs, read_run, write_run
+from adaptsfl.runs.record import block_line, block_of
 from simulated_runs import write_experiment, write_simulated_run
 
 
@@ -235,7 +235,7 @@ def test_a_run_file_is_replaced_whole_or_not_at_all(place, monkeypatch):
     def full(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(folders.os, "replace", full)
+    monkeypatch.setattr("adaptsfl.files.os.replace", full)
     with pytest.raises(OSError, match="disk full"):
         write_run(place, {"name": "new"})
     assert (place / RUN).read_text() == before

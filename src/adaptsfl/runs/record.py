@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ from adaptsfl.checks import short
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
 
+Evaluation = tuple[int, float, float, float]  # round, seconds, test accuracy, test loss
+
 
 @dataclass(frozen=True)
 class Block:
-    """The rounds between two decisions of the policy.
+    """The rounds under one decision; in a deployment, those up to the next averaging. There, seconds are real ones.
 
     Attributes:
         block: its number, from 1 on.
@@ -30,12 +32,14 @@ class Block:
         bottleneck: who held up the phase that took longest, and that phase: ("device 3", "a2").
         bits: what was sent over all links in the block.
         loss: training loss, the mean over devices and rounds.
-        evaluations: [round, virtual seconds, test accuracy, test loss] where the model was evaluated in the block.
+        evaluations: [round, virtual seconds, test accuracy, test loss] where the model was evaluated in the block; a
+            deployment evaluates the model with which a block begins, whose round is the one before.
         estimates: what was believed about convergence when the plan was made; empty for policies that do not ask.
         resources: per rate of the fleet (see `fleet.RATES`), as measured when the plan was made, one per device.
         predicted_s: how long the planner thought the block would take.
         measuring: extra exchanges, in rounds, that measuring took in the last round.
         present: who took part, round by round; None if everybody did.
+        restart: in a deployment, what a restarted edge server needs to ask its policy again; else empty.
     """
 
     block: int
@@ -50,12 +54,18 @@ class Block:
     bottleneck: tuple[str, str]
     bits: float
     loss: float
-    evaluations: tuple[tuple[int, float, float, float], ...]
+    evaluations: tuple[Evaluation, ...]
     estimates: dict[str, object]
     resources: dict[str, tuple[float, ...]]
     predicted_s: float
     measuring: int = 0
     present: tuple[tuple[int, ...], ...] | None = None
+    restart: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last_round(self) -> int:
+        """The number of the last round."""
+        return self.first_round + self.rounds - 1
 
     @property
     def length_s(self) -> float:
@@ -90,6 +100,8 @@ def block_of(data: Any) -> Block:
     values = {}
     for name, read in _READERS.items():
         if name not in data:
+            if name in _OPTIONAL:
+                continue
             raise InvalidInput(name, "is missing", "Give every field of a block")
         try:
             values[name] = read(data[name])
@@ -105,7 +117,6 @@ def block_of(data: Any) -> Block:
 
 def _check(block: Block) -> None:
     """Refuse a block that no run writes, before something is computed from it."""
-    last = block.first_round + block.rounds - 1
     sound = {
         "rounds": block.rounds >= 1,
         "time_s": math.isfinite(block.time_s),
@@ -113,7 +124,7 @@ def _check(block: Block) -> None:
         "cuts": any(block.cuts),
         "deepest": block.deepest >= 1,
         "layer_intervals": all(layer.isdecimal() for layer in block.layer_intervals),
-        "evaluations": all(block.first_round <= row[0] <= last for row in block.evaluations),
+        "evaluations": all(block.first_round - 1 <= row[0] <= block.last_round for row in block.evaluations),
         "measuring": block.measuring >= 0,
         "present": block.present is None or (len(block.present) == block.rounds and all(block.present)),
     }
@@ -145,7 +156,7 @@ def _bottleneck(value: Any) -> tuple[str, str]:
     return str(who), str(phase)
 
 
-def _evaluation(value: Any) -> tuple[int, float, float, float]:
+def _evaluation(value: Any) -> Evaluation:
     round_, time_s, accuracy, loss = value
     return _whole(round_), _real(time_s), _real(accuracy), _real(loss)
 
@@ -169,4 +180,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "predicted_s": _real,
     "measuring": _whole,
     "present": lambda value: None if value is None else tuple(tuple(map(_whole, devices)) for devices in value),
+    "restart": _mapping,
 }
+_OPTIONAL = ("restart",)  # younger than the format

@@ -1,4 +1,4 @@
-"""How many rounds: Theorem 1's bound, Corollary 1, and the general form that the planner works on.
+"""The paper's bound: Theorem 1, Corollary 1, and the general drift of which the paper's is one case.
 
 The paper bounds the mean squared gradient norm after R rounds (Theorem 1) by
 
@@ -13,25 +13,20 @@ of which the paper is the case p = 2, κ_j = 4β²γ²G_j², c = ε − βγ Σ�
 enters as another κ, p and c.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.checks import FloatArray, IntArray
-from adaptsfl.config import ConvergenceConfig
+from adaptsfl.convergence.rounds import LARGEST_POWER, LONGEST_INTERVAL, Form, Intervals
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
-
-Intervals = int | FloatArray  # one interval, or many as floats with whole values
 
 # A budget this small beside the target is rounding, not progress.
 NEGLIGIBLE = 1e-12
-
-LARGEST_POWER = 10
-
-# Beyond this many rounds an interval means "never": without drift, longer is always a little better.
-LONGEST_INTERVAL = 10**9
 
 
 @dataclass(frozen=True)
@@ -107,6 +102,11 @@ class ConvergenceModel:
     constants: Constants | None = None
     devices: int = 0
 
+    form: ClassVar[Form] = "bound"
+    title: ClassVar[str] = "Theorem 1's bound"
+    achieved: ClassVar[str] = "Target reached"
+    scale: ClassVar[str] = "drift"
+
     def __post_init__(self) -> None:
         for name in ("learning_rate", "initial_gap", "power"):
             object.__setattr__(self, name, checks.number(name, getattr(self, name), positive=True))
@@ -155,8 +155,9 @@ class ConvergenceModel:
 
     def rounds(self, interval: Intervals, deepest: int | IntArray) -> FloatArray:
         """R(I, L_c), Corollary 1 with equality; infinite where the drift leaves no progress."""
-        progress = np.asarray(self.progress(interval, deepest))
-        return np.divide(1.0, progress, out=np.full_like(progress, np.inf), where=progress > 0)
+        progress = self.progress(interval, deepest)
+        with np.errstate(divide="ignore"):
+            return np.where(progress > 0, 1 / np.asarray(progress), np.inf)
 
     def largest_interval(self, deepest: int) -> int:
         """The largest I with D(I, L_c) < c, at most `LONGEST_INTERVAL`; 1 where only I = 1 makes progress."""
@@ -169,6 +170,14 @@ class ConvergenceModel:
         while self.drift(guess + 1, deepest) < self.budget:
             guess += 1
         return guess
+
+    def choices(self, deepest: int, shortest: int, longest: int) -> Sequence[int]:
+        """Return the intervals of the range that make progress."""
+        return range(shortest, min(longest, self.largest_interval(deepest)) + 1)
+
+    def scaled(self, factor: float) -> "ConvergenceModel":
+        """Return the model with all of the drift multiplied by `factor`."""
+        return replace(self, drift_per_layer=self.drift_per_layer * factor)
 
     def smallest_target(self, interval: int = 1, deepest: int = 1) -> float | None:
         """The ε that this interval and L_c approach but never reach; None for a budget given without constants."""
@@ -200,27 +209,3 @@ class ConvergenceModel:
             f"(gradient noise βγΣσ²/N {floor:.6g}, drift {drift:.6g}). Raise target above {target:.6g}, lower "
             f"learning_rate (now {self.learning_rate:g}), or add devices (now {self.devices})."
         )
-
-
-def model_from(config: ConvergenceConfig, learning_rate: float, devices: int, layers: int) -> ConvergenceModel:
-    """Return the convergence model that a [convergence] section describes, in either of its two forms."""
-    of_constants = ("smoothness", "gradient_moment", "gradient_variance", "target")
-    of_budget = ("drift", "budget")
-    given = [name for name in of_constants + of_budget if getattr(config, name) is not None]
-    wanted = of_budget if set(given) & set(of_budget) else of_constants
-    for name in given:
-        if name not in wanted:
-            raise InvalidInput(
-                name, f"is given beside {given[-1]}", f"Give either {' and '.join(of_budget)}, or the paper's constants"
-            )
-    for name in wanted:
-        if name not in given:
-            raise InvalidInput(name, "is missing", f"Give all of: {', '.join(('initial_gap', *wanted))}")
-    if config.drift is not None and config.budget is not None:
-        per_layer = checks.vector("drift.per_layer", config.drift.per_layer, length=layers, of="one per layer")
-        checks.number("drift.power", config.drift.power, positive=True)
-        return ConvergenceModel(learning_rate, config.initial_gap, per_layer, config.drift.power, config.budget)
-    checks.vector("gradient_moment", config.gradient_moment, length=layers, of="one per layer")
-    checks.vector("gradient_variance", config.gradient_variance, length=layers, of="one per layer")
-    constants = Constants(**config.model_dump(include=set(of_constants) | {"initial_gap"}))
-    return ConvergenceModel.from_constants(constants, learning_rate, devices)

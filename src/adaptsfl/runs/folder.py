@@ -6,9 +6,7 @@ EXPERIMENT/
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +18,9 @@ import numpy as np
 from adaptsfl.checks import FloatArray, IntArray, short
 from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput, naming
+from adaptsfl.files import replace_file
 from adaptsfl.fleet import Server
-from adaptsfl.simulation.record import Block, block_line, block_of, plain
+from adaptsfl.runs.record import Block, block_line, block_of, plain
 
 FORMAT = 1  # another number where run.json or record.jsonl change their meaning
 RUN, RECORD = "run.json", "record.jsonl"
@@ -55,6 +54,7 @@ class Run:
         fleet: its name, where the experiment has several.
         epoch_rounds: rounds in which the device with the most samples sees all of them once; None for older runs.
         real: whether its seconds are those of a deployment, and not virtual.
+        identity: all that it depended on, by name (see `simulation.validity`); None for older runs.
     """
 
     folder: Path
@@ -79,6 +79,7 @@ class Run:
     fleet: str = ""
     epoch_rounds: int | None = None
     real: bool = False
+    identity: dict[str, str | None] | None = None
 
     @property
     def whole(self) -> bool:
@@ -172,7 +173,7 @@ def read_run(folder: str | Path) -> Run:
         line = getattr(error, "lineno", 1)
         raise _damaged(source, line, str(error)) from None
     with naming(str(source)):
-        return _run(folder, info, _read_blocks(folder / RECORD))
+        return _run(folder, info, read_blocks(folder / RECORD))
 
 
 def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
@@ -204,6 +205,7 @@ def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
         fleet=str(info.get("fleet") or ""),
         epoch_rounds=info.get("epoch_rounds"),
         real=info.get("real") is True,
+        identity=identity if isinstance(identity := info.get("identity"), dict) else None,
         **values,
     )
 
@@ -255,7 +257,7 @@ def _check_cuts(folder: Path, blocks: tuple[Block, ...], devices: int, layers: i
 _ANOTHER = "Is this another run's record?"
 
 
-def _read_blocks(path: Path) -> tuple[Block, ...]:
+def read_blocks(path: Path) -> tuple[Block, ...]:
     """Read a record. A last line without its end was being written when the run broke off, and does not count."""
     try:
         content = path.read_bytes()
@@ -292,19 +294,10 @@ def append_block(file: TextIO, block: Block) -> None:
 def write_run(folder: str | Path, info: Mapping[str, Any]) -> None:
     """Write run.json, creating its folder; readers see the old file or the new one, never a part."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(plain({"format": FORMAT, **info}), allow_nan=False, indent=1, ensure_ascii=False)
-    _replace(folder / RUN, (text + "\n").encode())
 
+    def fill(file: Path) -> None:
+        file.write_text(text + "\n", encoding="utf-8")
+        file.chmod(0o644)  # else it would be for its owner only
 
-def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp's files are for their owner only
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    replace_file(folder / RUN, fill)

@@ -1,26 +1,27 @@
 """What is learned is trained once: steps are looked up, trained on from checkpoints, and never mixed up."""
 
-import multiprocessing
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
+import warm
 from adaptsfl.errors import InvalidInput
-from adaptsfl.simulation.trajectory import Step, Store, Trajectory
+from adaptsfl.simulation.backend import SimulatedBackend
+from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.world import World
 from adaptsfl.training import Engine
 from simulation.beside import LONG, add_steps, learned
-from simulation.tiny import world
+from simulation.tiny import learning, step, world
 
 STEPS = [
-    Step(2, 2, 2),
-    Step(3, 3, 4, measure="drift"),
-    Step(2, 2, 1, present=((0, 2, 3), (2, 3))),
-    Step(2, 1, 3, measure="constants"),
-    Step(4, 2, 3, ((3, 4),), evaluate_last=True),
-    Step(3, None, 2),
+    step(2, 2, 2),
+    step(3, 3, 4, measure="drift"),
+    step(2, 2, 1, present=((0, 2, 3), (2, 3))),
+    step(2, 1, 3, measure="constants"),
+    step(4, 2, 3, ((3, 4),), final=True),
+    step(3, None, 2),
 ]
 
 
@@ -35,9 +36,9 @@ def with_dropout() -> World:
 
 
 @pytest.fixture(scope="module")
-def whole(here: World) -> Trajectory:
+def whole(here: World) -> SimulatedBackend:
     """All steps in one go."""
-    trajectory = Trajectory(here, "engine", Store())
+    trajectory = learning(here, "engine", Store())
     learned_by(trajectory)
     return trajectory
 
@@ -56,16 +57,16 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-def learned_by(trajectory: Trajectory, steps=STEPS) -> list[str]:
-    return [repr(trajectory.advance(step)) for step in steps]
+def learned_by(trajectory: SimulatedBackend, steps=STEPS) -> list[str]:
+    return [repr(trajectory.learn(one)) for one in steps]
 
 
-def outcome(trajectory: Trajectory) -> list[str]:
+def outcome(trajectory: SimulatedBackend) -> list[str]:
     """What the steps gave, of a trajectory that trained all of them."""
-    return [repr(learned) for learned in trajectory.store.steps.values()]
+    return [repr(learned) for learned in trajectory.store.known.values()]
 
 
-def equal_states(a: Trajectory, b: Trajectory) -> bool:
+def equal_states(a: SimulatedBackend, b: SimulatedBackend) -> bool:
     first, second = a.state(), b.state()
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
@@ -73,7 +74,7 @@ def equal_states(a: Trajectory, b: Trajectory) -> bool:
 def test_a_step_is_trained_once(here: World, trained: list[int]) -> None:
     """16 rounds, two of them with three devices and with two; the second run through looks everything up."""
     store = Store()
-    first, second = (Trajectory(here, "engine", store) for _ in range(2))
+    first, second = (learning(here, "engine", store) for _ in range(2))
     expected = learned_by(first)
     assert trained == [4] * 5 + [3, 2] + [4] * 9
     assert learned_by(second) == expected
@@ -85,18 +86,18 @@ def test_a_step_is_trained_once(here: World, trained: list[int]) -> None:
 
 def test_evaluations_are_at_their_rounds(here: World) -> None:
     """Every third round, and after the last round of the step that asks for it: round 13."""
-    trajectory = Trajectory(here, "engine", Store())
-    rounds = [[t for t, _, _ in trajectory.advance(step).evaluations] for step in STEPS]
+    trajectory = learning(here, "engine", Store())
+    rounds = [[t for t, _, _ in trajectory.learn(step).evaluations] for step in STEPS]
     assert rounds == [[], [3], [6], [9], [12, 13], [15]]
 
 
 def test_ways_part_where_steps_differ(here: World, trained: list[int]) -> None:
     """A run that shares two steps (5 rounds) and then goes another way trains these anew, and gets its own weights."""
     store = Store()
-    learned_by(Trajectory(here, "engine", store))
+    learned_by(learning(here, "engine", store))
     trained.clear()
-    other = [*STEPS[:2], Step(2, 2, 3)]
-    parted, alone = Trajectory(here, "engine", store), Trajectory(here, "engine", Store())
+    other = [*STEPS[:2], step(2, 2, 3)]
+    parted, alone = learning(here, "engine", store), learning(here, "engine", Store())
     found = learned_by(parted, other)
     assert len(trained) == 7
     assert found == learned_by(alone, other)
@@ -136,11 +137,11 @@ def test_what_does_not_change_learning_keeps_the_name() -> None:
 
 def test_trainers_do_not_share(here: World) -> None:
     store = Store()
-    step = Step(2, 1, 1)
+    block = step(2, 1, 1)
     keys = set()
     for trainer, divergence in (("engine", False), ("engine", True), ("centralized", False), ("turns", False)):
-        trajectory = Trajectory(here, trainer, store, divergence=divergence)
-        trajectory.advance(step)
+        trajectory = learning(here, trainer, store, divergence=divergence)
+        trajectory.learn(block)
         keys.add(trajectory.key)
     assert len(keys) == 4
 
@@ -156,7 +157,7 @@ def interrupted(here: World, folder: Path, after: int) -> None:
         if round_ == after:
             raise Stop
 
-    trajectory = Trajectory(here, "engine", Store(folder / "steps.jsonl"), folder=folder, on_round=on_round)
+    trajectory = learning(here, "engine", Store(folder / "steps.jsonl"), folder=folder, on_round=on_round)
     try:
         learned_by(trajectory)
     except Stop:
@@ -164,26 +165,26 @@ def interrupted(here: World, folder: Path, after: int) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 2, 4, 5, 7, 8, 11, 13, 14])
-def test_going_on_after_any_round(here: World, whole: Trajectory, tmp_path: Path, after: int) -> None:
+def test_going_on_after_any_round(here: World, whole: SimulatedBackend, tmp_path: Path, after: int) -> None:
     """Broken off at the end of a step or the middle of a step, which is then taken again from its beginning."""
     interrupted(here, tmp_path, after)
-    again = Trajectory(here, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
+    again = learning(here, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
     assert learned_by(again) == outcome(whole)
     assert equal_states(again, whole)
 
 
 def test_dropout_draws_the_same_after_an_interruption(with_dropout: World, tmp_path: Path) -> None:
-    whole = Trajectory(with_dropout, "engine", Store())
+    whole = learning(with_dropout, "engine", Store())
     expected = learned_by(whole)
     interrupted(with_dropout, tmp_path, 9)
     torch.rand(3)  # whatever else this process drew
-    again = Trajectory(with_dropout, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
+    again = learning(with_dropout, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
     assert learned_by(again) == expected
     assert equal_states(again, whole)
 
 
 @pytest.mark.parametrize("damage", ["gone", "tensors", "manifest", "another run's"])
-def test_a_checkpoint_is_only_a_shortcut(here: World, whole: Trajectory, tmp_path: Path, damage: str) -> None:
+def test_a_checkpoint_is_only_a_shortcut(here: World, whole: SimulatedBackend, tmp_path: Path, damage: str) -> None:
     interrupted(here, tmp_path, 9)
     (tensors,) = tmp_path.glob("checkpoint-*.safetensors")
     manifest = tmp_path / "checkpoint.json"
@@ -194,10 +195,10 @@ def test_a_checkpoint_is_only_a_shortcut(here: World, whole: Trajectory, tmp_pat
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-9])
     else:
-        other = Trajectory(here, "engine", Store(), folder=tmp_path)
-        other.advance(Step(4, 2, 5))
+        other = learning(here, "engine", Store(), folder=tmp_path)
+        other.learn(step(4, 2, 5))
         other.save()
-    again = Trajectory(here, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
+    again = learning(here, "engine", Store(tmp_path / "steps.jsonl"), folder=tmp_path)
     assert learned_by(again) == outcome(whole)
     assert equal_states(again, whole)
 
@@ -206,41 +207,41 @@ def test_a_checkpoint_is_only_a_shortcut(here: World, whole: Trajectory, tmp_pat
 def test_a_torn_line_is_learned_again(here: World, tmp_path: Path, trained: list[int], line: int) -> None:
     """Any line of the file, also with bytes that are no text; all the others are still looked up."""
     file = tmp_path / "steps.jsonl"
-    whole = Trajectory(here, "engine", Store(file))
+    whole = learning(here, "engine", Store(file))
     expected = learned_by(whole)
     lines = file.read_bytes().splitlines(keepends=True)
     torn = lines[line][: len(lines[line]) // 2]
     last = line == len(lines) - 1
     lines[line] = torn if last else torn + b"\xff\n"
     file.write_bytes(b"".join(lines))
-    again = Trajectory(here, "engine", Store(file))
+    again = learning(here, "engine", Store(file))
     assert learned_by(again) == expected
     assert equal_states(again, whole)
     trained.clear()
-    third = Trajectory(here, "engine", Store(file))
+    third = learning(here, "engine", Store(file))
     assert learned_by(third) == expected
     assert trained == []  # what was learned again was written to a line of its own
 
 
 def test_divergence_survives_a_checkpoint(here: World, tmp_path: Path) -> None:
     """Layer 2 is averaged every 4 rounds, steps have 2: every other step reports what was measured before it."""
-    steps = [Step(2, 2, 2, ((2, 4),)) for _ in range(5)]
-    whole = Trajectory(here, "engine", Store(), divergence=True)
+    steps = [step(2, 2, 2, ((2, 4),)) for _ in range(5)]
+    whole = learning(here, "engine", Store(), divergence=True)
     expected = learned_by(whole, steps)
     assert all("divergence=()" not in text for text in expected)
     file = tmp_path / "steps.jsonl"
-    first = Trajectory(here, "engine", Store(file), folder=tmp_path, divergence=True)
+    first = learning(here, "engine", Store(file), folder=tmp_path, divergence=True)
     learned_by(first, steps[:4])
     first.save()
-    again = Trajectory(here, "engine", Store(file), folder=tmp_path, divergence=True)
+    again = learning(here, "engine", Store(file), folder=tmp_path, divergence=True)
     assert learned_by(again, steps) == expected
 
 
 def test_a_batch_of_one_cannot_be_measured() -> None:
     lone = world(training={"batch_size": 1})
-    trajectory = Trajectory(lone, "engine", Store())
+    trajectory = learning(lone, "engine", Store())
     with pytest.raises(InvalidInput, match=r"raise training\.batch_size"):
-        trajectory.advance(Step(2, 2, 2, measure="drift"))
+        trajectory.learn(step(2, 2, 2, measure="drift"))
 
 
 def tokens(count: int = 64) -> tuple[list, list]:
@@ -253,14 +254,14 @@ def test_sequences_are_trained_and_evaluated() -> None:
     """Accuracy and loss are means over tokens: before training a loss near log 11 = 2.4, and accuracies are k/160."""
     language = world(
         model={"name": "gpt", "options": {"vocabulary": 11, "width": 0.125, "depth": 1, "context": 8}},
-        data={"name": "simulation.test_trajectory:tokens", "partition": {"kind": "iid"}},
+        data={"name": "simulation.test_backend:tokens", "partition": {"kind": "iid"}},
         run={"test_samples": None},
     )
     accuracy, loss = language.evaluate(language.model.module.state_dict())
     assert loss == pytest.approx(2.4, abs=0.3)
     assert accuracy * 160 == pytest.approx(round(accuracy * 160))
-    trajectory = Trajectory(language, "engine", Store())
-    learned = trajectory.advance(Step(8, 4, 2, measure="drift"))
+    trajectory = learning(language, "engine", Store())
+    learned = trajectory.learn(step(8, 4, 2, measure="drift"))
     assert learned.losses[-1] < learned.losses[0]
     ((_, _, after),) = learned.evaluations[-1:]
     assert after < loss
@@ -279,17 +280,17 @@ def test_another_model_under_the_same_name_has_another_name() -> None:
 
 def test_a_line_that_was_changed_is_not_believed(tmp_path: Path, here: World) -> None:
     file = tmp_path / "steps.jsonl"
-    learned = Trajectory(here, "engine", Store(file)).advance(Step(2, 1, 1))
-    assert list(Store(file).steps.values()) == [learned]
+    learned = learning(here, "engine", Store(file)).learn(step(2, 1, 1))
+    assert list(Store(file).known.values()) == [learned]
     file.write_text(file.read_text().replace('"losses": [', '"losses": [1'))
-    assert Store(file).steps == {}
+    assert Store(file).known == {}
 
 
 def test_processes_may_add_to_one_file_at_the_same_time(tmp_path: Path) -> None:
     """Lines of more than 8 kB, which a buffered file would write in pieces."""
-    file, context = tmp_path / "new" / "steps.jsonl", multiprocessing.get_context("spawn")
-    together = context.Barrier(3)
-    processes = [context.Process(target=add_steps, args=(file, name, 50, together)) for name in "abc"]
+    warm.start_parent()
+    file, together = tmp_path / "new" / "steps.jsonl", warm.CONTEXT.Barrier(3)
+    processes = [warm.CONTEXT.Process(target=add_steps, args=(file, name, 50, together)) for name in "abc"]
     for process in processes:
         process.start()
     for process in processes:
@@ -297,7 +298,7 @@ def test_processes_may_add_to_one_file_at_the_same_time(tmp_path: Path) -> None:
     lines = [line for line in file.read_bytes().splitlines() if line]
     assert len(lines) == 150
     assert all(len(line) > 8192 for line in lines)
-    assert Store(file).steps == {f"{name} {k}": learned(k) for name in "abc" for k in range(50)}
+    assert Store(file).known == {f"{name} {k}": learned(k) for name in "abc" for k in range(50)}
 
 
 def test_a_step_is_appended_by_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +322,7 @@ def test_a_full_disk_is_an_error_and_costs_one_step(tmp_path: Path, monkeypatch:
         with pytest.raises(OSError, match="No space left"):
             store.add("b", learned(2))
     store.add("c", learned(3))
-    assert Store(tmp_path / "steps.jsonl").steps == {"a": learned(1), "c": learned(3)}
+    assert Store(tmp_path / "steps.jsonl").known == {"a": learned(1), "c": learned(3)}
 
 
 def test_steps_that_others_add_are_found(tmp_path: Path) -> None:
@@ -341,12 +342,12 @@ def test_steps_that_others_add_are_found(tmp_path: Path) -> None:
     ours.add("d", learned(4))
     theirs.add("e", learned(5))
     assert [ours.find(key) for key in "abcde"] == [learned(1), learned(2), None, learned(4), learned(5)]
-    assert Store(file).steps.keys() == set("abde")
+    assert Store(file).known.keys() == set("abde")
 
 
 def test_a_step_that_another_process_took_is_not_trained(here: World, tmp_path: Path, trained: list[int]) -> None:
     file = tmp_path / "steps.jsonl"
-    first, second = (Trajectory(here, "engine", Store(file)) for _ in range(2))
+    first, second = (learning(here, "engine", Store(file)) for _ in range(2))
     expected = learned_by(first)
     trained.clear()
     assert learned_by(second) == expected

@@ -1,0 +1,180 @@
+"""Rounds as they are measured, relative to those of I = 1: one power of I per L_c, or a table of any shape.
+
+Neither knows a target: R counts the rounds that take training as far as one unit does, and the time of a plan is that
+of one unit. No interval is beyond a pole; p ≥ 1 means that no interval above 1 is worth its rounds.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from adaptsfl import checks
+from adaptsfl.checks import FloatArray, IntArray
+from adaptsfl.convergence.rounds import LARGEST_POWER, LONGEST_INTERVAL, Form, Intervals
+from adaptsfl.errors import InfeasiblePlan, InvalidInput
+
+
+@dataclass(frozen=True)
+class PowerRounds:
+    """R(I, L_c) = I^p(L_c): a block of I rounds is worth I^(1−p) rounds of I = 1.
+
+    Attributes:
+        powers: p of every L_c; none below 0, and none below the one before it.
+    """
+
+    powers: FloatArray
+
+    form: ClassVar[Form] = "powers"
+    title: ClassVar[str] = "powers of the interval"
+    achieved: ClassVar[str] = "As far as one round of I = 1 goes"
+    scale: ClassVar[str] = "p"
+
+    def __post_init__(self) -> None:
+        powers = checks.vector("powers", self.powers, of="one per L_c")
+        for index in np.flatnonzero(powers > LARGEST_POWER)[:1]:
+            raise InvalidInput(f"powers[{index}]", f"is {powers[index]:g}", f"Give powers of at most {LARGEST_POWER}")
+        for index in np.flatnonzero(np.diff(powers) < 0)[:1] + 1:
+            raise InvalidInput(
+                f"powers[{index}]",
+                f"is {powers[index]:g}, below {powers[index - 1]:g} before it",
+                "Give powers that do not fall with L_c: more layers that drift never need fewer rounds",
+            )
+        object.__setattr__(self, "powers", powers)
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return self.powers.size
+
+    def rounds(self, interval: Intervals, deepest: int | IntArray) -> FloatArray:
+        """R(I, L_c) = I^p."""
+        return np.asarray(interval, dtype=np.float64) ** self.powers[np.asarray(deepest) - 1]
+
+    def choices(self, deepest: int, shortest: int, longest: int) -> Sequence[int]:
+        """Return every interval of the range."""
+        return range(shortest, longest + 1)
+
+    def check_feasible(self, interval: int = 1, deepest: int = 1) -> None:
+        """Do nothing: every interval makes progress."""
+
+    def scaled(self, factor: float) -> "PowerRounds":
+        """Return the model with every p multiplied by `factor`."""
+        return PowerRounds(self.powers * factor)
+
+
+@dataclass(frozen=True)
+class RoundsTable:
+    """R(I, L_c) of some intervals, in any unit and of any shape that falls neither with I nor with L_c.
+
+    Only these intervals may be chosen: nothing is known of those between.
+
+    Attributes:
+        intervals: in rising order, the first of them 1, which the others are compared with.
+        table: R, with one row per L_c and one column per interval.
+    """
+
+    intervals: IntArray
+    table: FloatArray
+
+    form: ClassVar[Form] = "table"
+    title: ClassVar[str] = "a table"
+    achieved: ClassVar[str] = "As far as the table's rounds go"
+    scale: ClassVar[str] = "log R"
+
+    def __post_init__(self) -> None:
+        intervals = _intervals(self.intervals)
+        object.__setattr__(self, "intervals", intervals)
+        object.__setattr__(self, "table", _table(self.table, intervals))
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return len(self.table)
+
+    def rounds(self, interval: Intervals, deepest: int | IntArray) -> FloatArray:
+        """R(I, L_c); infinite for intervals that are not in the table."""
+        column = np.minimum(np.searchsorted(self.intervals, interval), self.intervals.size - 1)
+        found = self.table[np.asarray(deepest) - 1, column]
+        return np.where(self.intervals[column] == interval, found, np.inf)
+
+    def choices(self, deepest: int, shortest: int, longest: int) -> Sequence[int]:
+        """Return the table's intervals within the range."""
+        return [int(interval) for interval in self.intervals if shortest <= interval <= longest]
+
+    def check_feasible(self, interval: int = 1, deepest: int = 1) -> None:
+        """Raise `InfeasiblePlan` if the table does not have this interval."""
+        if interval in self.intervals:
+            return
+        above = int(np.searchsorted(self.intervals, interval))
+        nearest = " and ".join(str(one) for one in self.intervals[above - 1 : above + 1])
+        nearest = f"are {nearest}" if above < self.intervals.size else f"is {nearest}"
+        raise InfeasiblePlan(
+            f"planner.interval: is {interval}, which convergence.table.intervals does not have; the nearest "
+            f"{nearest}. Choose an interval of the table, or add {interval} to it."
+        )
+
+    def scaled(self, factor: float) -> "RoundsTable":
+        """Return the table with R(I, L_c) / R(1, 1) raised to the power `factor`.
+
+        On a table of powers that is p multiplied by `factor`. It keeps every table rising in both directions, which
+        multiplying the rounds beyond R(1, L_c) of each row would not.
+        """
+        least = self.table[0, 0]
+        raised = least * (self.table / least) ** factor
+        # Powers of neighbouring numbers may come out in the wrong order in their last digit.
+        raised = np.maximum.accumulate(np.maximum.accumulate(raised, axis=0), axis=1)
+        return RoundsTable(self.intervals, raised)
+
+
+def _intervals(values: Any) -> IntArray:
+    """Return the intervals of a table, checked."""
+    field = "table.intervals"
+    intervals = [
+        checks.whole_number(f"{field}[{k}]", value, at_most=LONGEST_INTERVAL) for k, value in enumerate(values)
+    ]
+    if not intervals or intervals[0] != 1:
+        raise InvalidInput(
+            f"{field}[0]" if intervals else field,
+            f"is {intervals[0]}" if intervals else "is empty",
+            "Begin with 1, averaging after every round: the rounds of the others are compared with it",
+        )
+    for index, (before, after) in enumerate(itertools.pairwise(intervals), start=1):
+        if after <= before:
+            remedy = "Give each interval once, in rising order, and the columns of rounds in the same order"
+            raise InvalidInput(f"{field}[{index}]", f"is {after}, after {before}", remedy)
+    array = np.array(intervals, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+def _table(values: Any, intervals: IntArray) -> FloatArray:
+    """Return the rounds of a table, checked: positive, and rising or level along rows and columns."""
+    field, of = "table.rounds", "one per interval"
+    if len(values) == 0:
+        raise InvalidInput(field, "is empty", "Give one row per L_c")
+    table = np.array(
+        [
+            checks.vector(f"{field}[{k}]", row, length=intervals.size, of=of, positive=True)
+            for k, row in enumerate(values)
+        ]
+    )
+    smooth = "Where measurements say so, smooth them: a running maximum will do"
+    for row, before in np.argwhere(np.diff(table, axis=1) < 0)[:1]:
+        column = before + 1
+        raise InvalidInput(
+            f"{field}[{row}][{column}]",
+            f"is {table[row, column]:g}, below {table[row, before]:g} of the shorter interval {intervals[before]}",
+            f"Give rounds that do not fall with the interval. {smooth}",
+        )
+    for above, column in np.argwhere(np.diff(table, axis=0) < 0)[:1]:
+        row = above + 1
+        raise InvalidInput(
+            f"{field}[{row}][{column}]",
+            f"is {table[row, column]:g}, below {table[above, column]:g} of the shallower L_c {row}",
+            f"Give rounds that do not fall with L_c. {smooth}",
+        )
+    table.setflags(write=False)
+    return table

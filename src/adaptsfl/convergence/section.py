@@ -1,0 +1,65 @@
+"""The [convergence] of a recipe or a problem file as the rounds model that it describes."""
+
+from typing import Any
+
+import numpy as np
+
+from adaptsfl import checks
+from adaptsfl.config import ConvergenceConfig
+from adaptsfl.convergence.bound import Constants, ConvergenceModel
+from adaptsfl.convergence.measured import PowerRounds, RoundsTable
+from adaptsfl.convergence.rounds import RoundsModel
+from adaptsfl.errors import InvalidInput
+
+# The keys of each form. A form is meant if a key is given that only it has; where several are, the first one here.
+FORMS = (
+    ("table",),
+    ("powers",),
+    ("initial_gap", "drift", "budget"),
+    ("initial_gap", "smoothness", "gradient_moment", "gradient_variance", "target"),
+)
+EITHER = "Give one of: powers; table; initial_gap, drift and budget; initial_gap, target and the paper's constants"
+
+
+def model_from(config: ConvergenceConfig, learning_rate: float, devices: int, layers: int) -> RoundsModel:
+    """Return the rounds model that a [convergence] section describes, in whichever of its forms."""
+    _check_one_form(config)
+    if config.powers is not None:
+        return PowerRounds(checks.vector("powers", config.powers, length=layers, of="one per L_c"))
+    if config.table is not None:
+        rows: Any = config.table.rounds
+        if len(rows) != layers:
+            raise InvalidInput(
+                "table.rounds", f"has {len(rows)} rows, expected {layers}", f"Give {layers}, one per L_c"
+            )
+        return RoundsTable(np.array(config.table.intervals), rows)
+    return _bound(config, learning_rate, devices, layers)
+
+
+def _check_one_form(config: ConvergenceConfig) -> None:
+    """Refuse a section that has keys of several forms, or not all keys of one."""
+    given = [name for form in FORMS[::-1] for name in form if getattr(config, name) is not None]
+    if not given:
+        raise InvalidInput("", "is empty", EITHER)
+    # initial_gap alone says little: what is missing then is said of the paper's constants.
+    wanted = next((form for form in FORMS if set(given) & set(form) - {"initial_gap"}), FORMS[-1])
+    beside = [name for name in given if name in wanted]
+    for name in given:
+        if name not in wanted:
+            raise InvalidInput(name, f"is given beside {beside[-1]}", EITHER)
+    for name in wanted:
+        if name not in given:
+            raise InvalidInput(name, "is missing", f"Give all of: {', '.join(wanted)}")
+
+
+def _bound(config: ConvergenceConfig, learning_rate: float, devices: int, layers: int) -> ConvergenceModel:
+    """Return the bound, from a drift and its budget or from the paper's constants."""
+    initial_gap = checks.number("initial_gap", config.initial_gap, positive=True)
+    if config.drift is not None and config.budget is not None:
+        per_layer = checks.vector("drift.per_layer", config.drift.per_layer, length=layers, of="one per layer")
+        checks.number("drift.power", config.drift.power, positive=True)
+        return ConvergenceModel(learning_rate, initial_gap, per_layer, config.drift.power, config.budget)
+    checks.vector("gradient_moment", config.gradient_moment, length=layers, of="one per layer")
+    checks.vector("gradient_variance", config.gradient_variance, length=layers, of="one per layer")
+    constants = Constants(**config.model_dump(include=set(FORMS[-1])))
+    return ConvergenceModel.from_constants(constants, learning_rate, devices)

@@ -1,0 +1,115 @@
+"""A decision: where every device cuts the model and how often the layers of devices are averaged.
+
+The one type on the way from a policy to the trainer, to the clock, to the record and to the wire.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How to train until the next decision.
+
+    Attributes:
+        cuts: μ, one cut (1..L) per device; layers up to the deepest, L_c, have one copy per device.
+        interval: I, in rounds; None never averages (parallel split learning).
+        layer_intervals: layers (1..L_c) that have another interval than I.
+        rounds: rounds until the next decision: a whole number of intervals, because decisions change after an averaging
+            only. The interval if not given; needed where nothing is averaged.
+        placed: where every device's model is cut in truth, where that is not what `cuts` say: SplitFed V1 has a copy of
+            every layer for every device, and runs the later ones on the edge server.
+    """
+
+    cuts: tuple[int, ...]
+    interval: int | None
+    layer_intervals: Mapping[int, int] = field(default_factory=dict)
+    _: KW_ONLY
+    rounds: int | None = None
+    placed: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cuts", _cuts("decision.cuts", self.cuts))
+        if self.interval is not None:
+            object.__setattr__(self, "interval", checks.whole_number("decision.interval", self.interval))
+        object.__setattr__(self, "layer_intervals", MappingProxyType(self._checked_intervals()))
+        if self.rounds is not None:
+            object.__setattr__(self, "rounds", checks.whole_number("decision.rounds", self.rounds))
+            if self.interval is not None and self.rounds % self.interval:
+                problem = f"is {self.rounds}, but layers are averaged every {self.interval}"
+                raise InvalidInput("decision.rounds", problem, "Give a whole number of intervals")
+        if self.placed is not None:
+            object.__setattr__(self, "placed", _cuts("decision.placed", self.placed))
+            if len(self.placed) != len(self.cuts):
+                problem = f"has {len(self.placed)} entries"
+                raise InvalidInput("decision.placed", problem, f"Give {len(self.cuts)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let decisions travel between processes, which a mapping that nobody can change does not by itself."""
+        return _restored, (self.cuts, self.interval, dict(self.layer_intervals), self.rounds, self.placed)
+
+    @property
+    def deepest(self) -> int:
+        """L_c, the number of client-specific layers."""
+        return max(self.cuts)
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """Where every device's model is cut in truth."""
+        return self.cuts if self.placed is None else self.placed
+
+    @property
+    def length(self) -> int:
+        """Rounds until the next decision."""
+        rounds = self.interval if self.rounds is None else self.rounds
+        if rounds is None:
+            problem = "is missing, and nothing is ever averaged"
+            raise InvalidInput("decision.rounds", problem, "Say after how many rounds to decide again")
+        return rounds
+
+    def interval_of(self, layer: int) -> int | None:
+        """Return after how many rounds `layer` is averaged; None means never."""
+        return self.layer_intervals.get(layer, self.interval)
+
+    def levelled(self, devices: int = 1) -> "Decision":
+        """Return the decision as far as learning is concerned, for so many devices: every cut at L_c.
+
+        Where a layer below L_c runs does not change what is learned.
+        """
+        return Decision((self.deepest,) * devices, self.interval, self.layer_intervals)
+
+    def check(self, devices: int, layers: int) -> None:
+        """Refuse a decision for another number of devices or of layers."""
+        if len(self.cuts) != devices:
+            raise InvalidInput("decision.cuts", f"has {len(self.cuts)} entries", f"Give {devices}, one per device")
+        checks.cut_numbers("decision.cuts", self.cuts, layers)
+        checks.cut_numbers("decision.placed", self.placement, layers)
+
+    def _checked_intervals(self) -> dict[int, int]:
+        intervals = {}
+        for layer, interval in self.layer_intervals.items():
+            number = checks.whole_number("decision.layer_intervals", layer, at_least=-checks.LARGEST_WHOLE)
+            intervals[number] = checks.whole_number(f"decision.layer_intervals[{layer}]", interval)
+            if not 1 <= layer <= self.deepest:
+                problem = f"names layer {layer}, but client-specific are 1 to {self.deepest}"
+                raise InvalidInput("decision.layer_intervals", problem, "Name layers up to the deepest cut only")
+        return intervals
+
+
+def _cuts(name: str, given: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(cut) for cut in checks.cut_numbers(name, given, checks.LARGEST_WHOLE))
+
+
+def _restored(
+    cuts: tuple[int, ...],
+    interval: int | None,
+    layer_intervals: dict[int, int],
+    rounds: int | None,
+    placed: tuple[int, ...] | None,
+) -> Decision:
+    return Decision(cuts, interval, layer_intervals, rounds=rounds, placed=placed)

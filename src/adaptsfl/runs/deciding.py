@@ -1,0 +1,113 @@
+"""Asking a policy: its answer checked, its errors explained, and nobody kept waiting for longer than allowed."""
+
+import threading
+import time
+import traceback
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+from adaptsfl.checks import short
+from adaptsfl.decisions import Decision
+from adaptsfl.errors import AdaptSFLError, InvalidInput, first_line
+from adaptsfl.policies import Observation, Policy
+
+
+def decided(policy: Policy, seen: Observation) -> Decision:
+    """Return what a policy decides; whatever goes wrong in one of the user's own is said in their terms."""
+    try:
+        decision = policy.decide(seen)
+    except AdaptSFLError:
+        raise
+    except Exception as error:
+        if type(policy).__module__.startswith("adaptsfl."):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}, line {frame.lineno}"
+        problem = f"{policy.title} raised {type(error).__name__} in {place}: {first_line(error)}"
+        raise InvalidInput("policy", problem, "Correct its decide method") from error
+    if not isinstance(decision, Decision):
+        raise InvalidInput("policy", f"{policy.title} decided {short(decision)}", "Return a Decision from decide")
+    return decision
+
+
+class Decider:
+    """Asks a policy, one question at a time.
+
+    Args:
+        limit_s: how long to wait for an answer, in one call or several; None waits for as long as it takes, in the
+            thread that asks.
+
+    Attributes:
+        asked: how many questions there were.
+    """
+
+    def __init__(self, policy: Policy, limit_s: float | None) -> None:
+        self.policy = policy
+        self.limit_s = None if limit_s is None else min(limit_s, threading.TIMEOUT_MAX)
+        self.asked = 0
+        self._pending: Future[Decision] | None = None
+        self._pending_for: tuple[int, ...] = ()
+        self._asked_at = 0.0
+
+    def decide(self, seen: Observation, *, wait: bool) -> Decision | None:
+        """Return a decision; None if it takes longer than the limit, unless `wait` says that it is needed.
+
+        An answer that came too late counts in the next call, if that is about the same devices. Until it has come, the
+        policy is not asked again, and nobody waits for it any more.
+        """
+        if self._pending is None:
+            self._ask(seen)
+        pending = self._pending
+        assert pending is not None
+        if not wait and self.limit_s is not None:
+            futures.wait([pending], max(0.0, self._asked_at + self.limit_s - time.monotonic()))
+            if not pending.done():
+                return None
+        answer = pending.result()
+        self._pending = None
+        if self._pending_for != _devices(seen):  # it was about others
+            return self.decide(seen, wait=wait)
+        return answer
+
+    @property
+    def pending(self) -> bool:
+        """Whether an answer is still to come, or to be taken."""
+        return self._pending is not None
+
+    def ask_again(self, seen: Observation) -> None:
+        """Ask what was asked before a restart; the answer waits as if it had just come."""
+        self.asked += 1
+        self._pending, self._pending_for = Future(), _devices(seen)
+        self._pending.set_result(decided(self.policy, seen))
+
+    def drop_answer(self) -> None:
+        """Forget the answer that waits: it was taken before a restart."""
+        self._pending = None
+
+    def interrupt(self) -> None:
+        """Let whoever waits for an answer go, from another thread."""
+        if self._pending is not None:
+            with suppress(futures.InvalidStateError):  # it has just come
+                self._pending.set_exception(futures.CancelledError())
+
+    def _ask(self, seen: Observation) -> None:
+        self.asked += 1
+        self._pending, self._pending_for, self._asked_at = Future(), _devices(seen), time.monotonic()
+        if self.limit_s is None:
+            self._pending.set_result(decided(self.policy, seen))
+            return
+        # A daemon: whoever ends this process does not wait for a plan that nobody needs any more.
+        threading.Thread(target=self._answer, args=(self._pending, seen), name="policy", daemon=True).start()
+
+    def _answer(self, pending: "Future[Decision]", seen: Observation) -> None:
+        with suppress(futures.InvalidStateError):  # nobody waits for it any more
+            try:
+                pending.set_result(decided(self.policy, seen))
+            except Exception as error:
+                pending.set_exception(error)
+
+
+def _devices(seen: Observation) -> tuple[int, ...]:
+    return seen.present or tuple(range(seen.devices))

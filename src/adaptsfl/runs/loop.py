@@ -1,0 +1,204 @@
+"""The loop of a run, wherever it trains: observe, decide, train and charge, record, end; block by block."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adaptsfl.decisions import Decision
+from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.policies import Observation, Policy
+from adaptsfl.runs.backend import Backend, Learned, Order, Scene, Trained
+from adaptsfl.runs.beliefs import MEASURING_ROUNDS, beliefs_from
+from adaptsfl.runs.deciding import Decider
+from adaptsfl.runs.ending import Ending
+from adaptsfl.runs.record import Block
+
+POLICY_STREAM = 20  # of randomness, beside those of the fleet and of faults
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A decision that still holds: for whom, and for how many more rounds."""
+
+    decision: Decision
+    members: tuple[int, ...]
+    left: int
+
+
+class BlockLoop:
+    """A policy at work. Iterating gives one `Block` after another until the recipe's end is reached.
+
+    Attributes:
+        rounds, blocks: done.
+        ended_by: what ended the run: rounds, samples, seconds, target or converged; empty before.
+    """
+
+    def __init__(self, backend: Backend, policy: Policy) -> None:
+        recipe = backend.recipe
+        assert recipe.run is not None
+        self.backend, self.policy = backend, policy
+        self.adapt = recipe.adapt.model_copy(update=dict(policy.adapt))
+        self.beliefs = beliefs_from(recipe, self.adapt, backend.layers, measures=backend.measures)
+        self.ending = Ending(recipe.run, recipe.training.batch_size)
+        self.rounds = self.blocks = 0
+        self.ended_by = ""
+        self._decider = Decider(policy, backend.planning_limit_s)
+        self._standing: Standing | None = None
+        self._measured_at: int | None = None  # the round of the last measurement of drift or constants
+        self._divergence: tuple[float, ...] = ()
+
+    def __iter__(self) -> Iterator[Block]:
+        while not self.ended_by:
+            block = self._block()
+            self._count(block)
+            yield block
+
+    def go_on(self, past: Sequence[tuple[Block, Scene]], divergence: Sequence[float]) -> None:
+        """Go on after blocks that were recorded before a restart; `divergence` is that of the last averaging.
+
+        The policy is asked again, with what it saw then, so that it remembers what it would without the restart.
+        """
+        for block, scene in past:
+            kept = block.restart
+            self._divergence = tuple(kept["divergence"])
+            if kept["asked"]:
+                self._decider.ask_again(self._observation(scene, probe=kept["probe"]))
+            if not kept["late"]:
+                self._decider.drop_answer()
+            decision = Decision(tuple(kept["cuts"]), block.interval, rounds=kept["rounds"])
+            self._standing = Standing(decision, scene.members, kept["left"])
+            self._count(block)
+        self._divergence = tuple(divergence)
+
+    def evaluated_last(self, accuracy: float) -> None:
+        """Take in an evaluation that came after the last block: it may have reached the target."""
+        if self.ending.is_target(accuracy):
+            self.ended_by = "target"
+
+    def interrupt(self) -> None:
+        """Let the loop go where it waits for a policy, from another thread: the run is being stopped."""
+        self._decider.interrupt()
+
+    def _block(self) -> Block:
+        """Observe, decide, train and record one block."""
+        scene = self.backend.observe(self.rounds + 1)
+        due = self._measurement_due()
+        asked_before, divergence = self._decider.asked, self._divergence
+        probe = self.beliefs.probe if due else 1
+        standing = self._decision(scene, probe)
+        order = self._order(standing, measure=due or self._on_new_ground(standing.decision))
+        estimates = self.beliefs.data() if self.policy.estimates else {}
+        trained = self.backend.train(order, scene)
+        self._standing = Standing(standing.decision, scene.members, standing.left - order.rounds)
+        self._learn(trained.learned, order)
+        restart = {
+            "asked": self._decider.asked > asked_before,
+            "late": self._decider.pending,
+            "probe": probe,
+            "cuts": standing.decision.cuts,
+            "rounds": standing.decision.rounds,
+            "left": self._standing.left,
+            "divergence": divergence,
+        }
+        return self._record(order, scene, trained, estimates, restart)
+
+    def _decision(self, scene: Scene, probe: int) -> Standing:
+        """Return the decision that holds now: the last one for as long as it says, then the policy's next."""
+        last = self._standing
+        if last is not None and last.left > 0 and last.members == scene.members:
+            return last
+        decision = self._decider.decide(self._observation(scene, probe), wait=last is None)
+        if decision is None:  # it takes too long: nobody waits for it, and the last one is kept
+            assert last is not None
+            decision = _fitted(last, scene.members)
+        decision.check(len(scene.members), self.backend.layers)
+        self.backend.check(decision)
+        return Standing(decision, scene.members, decision.length)
+
+    def _observation(self, scene: Scene, probe: int) -> Observation:
+        everybody = len(scene.members) == self.backend.devices
+        return Observation(
+            round=self.rounds,
+            block=self._decider.asked,
+            fleet=scene.fleet,
+            costs=scene.costs,
+            batch_size=self.backend.recipe.training.batch_size,
+            convergence=self.beliefs.model(len(scene.members)),
+            epoch_rounds=scene.epoch_rounds,
+            rng=np.random.default_rng([self.backend.seed, POLICY_STREAM, self._decider.asked]),
+            divergence=np.array(self._divergence),
+            limits=self.backend.limits,
+            present=() if everybody else scene.members,
+            trusted_interval=self.beliefs.trusted_interval,
+            probe=probe,
+        )
+
+    def _measurement_due(self) -> bool:
+        if not (self.backend.measures and self.policy.estimates) or self.beliefs.measurement is None:
+            return False
+        return self._measured_at is None or self.rounds - self._measured_at >= self.adapt.measure_every
+
+    def _on_new_ground(self, decision: Decision) -> bool:
+        asks = self.backend.measures and self.policy.estimates
+        return asks and self.beliefs.is_new_ground(decision.interval, decision.deepest)
+
+    def _order(self, standing: Standing, *, measure: bool) -> Order:
+        decision, left = standing.decision, self.ending.rounds_left(self.rounds)
+        rounds = min(standing.left, self.backend.block_rounds(decision))
+        rounds = rounds if left is None else min(rounds, left)
+        drifts = rounds >= 2 and (decision.interval is None or decision.interval >= 2)
+        wanted = self.beliefs.measurement if measure and (drifts or self.beliefs.probe == 1) else None
+        return Order(decision, rounds, self.rounds + 1, measure=wanted, final=rounds == left)
+
+    def _learn(self, learned: Learned, order: Order) -> None:
+        self.beliefs.learn(learned)
+        self._divergence = learned.divergence
+        if order.measure is not None:
+            self._measured_at = order.last_round
+
+    def _record(
+        self, order: Order, scene: Scene, trained: Trained, estimates: dict[str, Any], restart: dict[str, Any]
+    ) -> Block:
+        decision = order.decision
+        return Block(
+            block=self.blocks + 1,
+            first_round=order.first_round,
+            rounds=order.rounds,
+            time_s=trained.time_s,
+            interval=decision.interval,
+            cuts=trained.cuts,
+            deepest=decision.deepest,
+            layer_intervals={str(layer): interval for layer, interval in sorted(decision.layer_intervals.items())},
+            seconds=dict(trained.seconds),
+            bottleneck=trained.bottleneck,
+            bits=trained.bits,
+            loss=float(np.mean(trained.learned.losses)),
+            evaluations=trained.evaluations,
+            estimates={**estimates, **trained.estimates},
+            resources=rates_seen(scene.fleet, scene.members, self.backend.devices),
+            predicted_s=trained.predicted_s,
+            measuring=0 if order.measure is None else MEASURING_ROUNDS[order.measure],
+            present=trained.present,
+            restart={**restart, **trained.restart} if trained.restart is not None else {},
+        )
+
+    def _count(self, block: Block) -> None:
+        self.rounds, self.blocks = block.last_round, block.block
+        self.ended_by = self.ending.after(block)
+
+
+def _fitted(last: Standing, members: tuple[int, ...]) -> Decision:
+    """Return the last decision for whoever is there now: who was not there before has the shallowest of its cuts."""
+    cuts = dict(zip(last.members, last.decision.cuts, strict=True))
+    least = min(last.decision.cuts)
+    return Decision(tuple(cuts.get(device, least) for device in members), last.decision.interval)
+
+
+def rates_seen(observed: Fleet, members: Sequence[int], devices: int) -> dict[str, tuple[float, ...]]:
+    """Return the rates of the devices that were there, as a block records them: no number for the others."""
+    rates = {name: np.full(devices, np.nan) for name in RATES}
+    for name, values in rates.items():
+        values[list(members)] = getattr(observed, name)
+    return {name: tuple(values.tolist()) for name, values in rates.items()}

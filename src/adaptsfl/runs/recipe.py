@@ -1,0 +1,116 @@
+"""What every run takes from a recipe, wherever it trains: final seeds, checked numbers, the optimiser, run.json."""
+
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import adaptsfl
+from adaptsfl import checks
+from adaptsfl.config import DataConfig, Recipe, RunConfig, TrainingConfig
+from adaptsfl.costs import CutCosts
+from adaptsfl.errors import InvalidInput, first_line
+from adaptsfl.fleet import Server
+from adaptsfl.policies import Policy
+from adaptsfl.runs.record import plain
+from adaptsfl.training import OptimizerSettings
+
+
+def seeded(recipe: Recipe, seed: int) -> Recipe:
+    """Return the recipe with `seed` added to the seed of every section."""
+    data = recipe.data or DataConfig()
+    partition = data.partition.model_copy(update={"seed": data.partition.seed + seed})
+    sections: dict[str, Any] = {
+        "fleet": recipe.fleet.model_copy(update={"seed": recipe.fleet.seed + seed}),
+        "faults": recipe.faults.model_copy(update={"seed": recipe.faults.seed + seed}),
+        "data": data.model_copy(update={"seed": data.seed + seed, "partition": partition}),
+    }
+    return recipe.model_copy(update=sections)
+
+
+def optimizer_settings(given: TrainingConfig) -> OptimizerSettings:
+    """Return how weights follow gradients, as a recipe has it."""
+    return OptimizerSettings(
+        name=given.optimizer,
+        learning_rate=given.learning_rate,
+        common_learning_rate=given.common_learning_rate,
+        momentum=given.momentum,
+        weight_decay=given.weight_decay,
+        at_averaging=given.at_averaging,
+    )
+
+
+def check_training(given: TrainingConfig) -> None:
+    """Refuse what training could not begin with, by the names that a recipe has for it."""
+    checks.whole_number("training.batch_size", given.batch_size)
+    try:
+        optimizer_settings(given)
+    except InvalidInput as error:
+        field = f"training.{error.field.removeprefix('optimizer.')}"
+        raise InvalidInput(field, error.problem, error.remedy) from None
+    try:
+        torch.zeros(1, device=given.device)
+    except (RuntimeError, AssertionError) as error:  # torch's two ways to say that it has no such device
+        problem = f"is {given.device!r}, which torch cannot use: {first_line(error)}"
+        raise InvalidInput("training.device", problem, "Give cpu, or a device that this machine has") from None
+
+
+def check_run(run: RunConfig) -> None:
+    """Refuse a run that would never end, and numbers that make no sense."""
+    for name in ("rounds", "samples", "test_samples"):
+        if getattr(run, name) is not None:
+            checks.whole_number(f"run.{name}", getattr(run, name))
+    checks.whole_number("run.evaluate_every", run.evaluate_every)
+    checks.whole_number("run.checkpoint_every", run.checkpoint_every)
+    checks.whole_number("run.seed", run.seed, at_least=0)
+    if run.seconds is not None:
+        checks.number("run.seconds", run.seconds, positive=True)
+    for goal in run.targets:
+        if not 0 < goal <= 1:
+            raise InvalidInput("run.targets", f"holds {goal:g}", "Give accuracies above 0 and at most 1")
+    if run.target_accuracy is not None and not 0 < run.target_accuracy <= 1:
+        problem = f"is {run.target_accuracy:g}"
+        raise InvalidInput("run.target_accuracy", problem, "Give an accuracy above 0 and at most 1")
+    if run.rounds is None and run.samples is None and run.seconds is None and not run.converged:
+        raise InvalidInput("run", "has no end", "Give rounds, samples or seconds, or converged = true")
+
+
+def about_run(
+    recipe: Recipe, seed: int, name: str, policy: Policy, devices: Sequence[str], costs: CutCosts, server: Server
+) -> dict[str, Any]:
+    """Return what run.json says from the start on, whoever trains.
+
+    Args:
+        name: of the policy, as the recipe has it: `fixed@2` is a variant of `fixed`.
+    """
+    run, variant = recipe.run or RunConfig(), name.partition("@")[2]
+    measured: dict[str, Any] = plain(costs)
+    layers = measured.pop("names")
+    return {
+        "name": recipe.name,
+        "policy": name,
+        "title": f"{policy.title} {variant}" if variant else policy.title,
+        "trainer": policy.trainer,
+        "estimates": policy.estimates,
+        "adapt": {**recipe.adapt.model_dump(mode="json"), **policy.adapt},
+        "seed": seed,
+        "recipe": recipe.model_dump(mode="json"),
+        "versions": {
+            "adaptsfl": adaptsfl.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "devices": list(devices),
+        "layers": layers or [f"layer {k}" for k in range(1, costs.layers + 1)],
+        "batch_size": recipe.training.batch_size,
+        "costs": measured,
+        "server": plain(server),
+        "targets": targets_of(run),
+    }
+
+
+def targets_of(run: RunConfig) -> list[float]:
+    """Return the accuracies to which times are reported, in order."""
+    own = [] if run.target_accuracy is None else [run.target_accuracy]
+    return sorted({*run.targets, *own})

@@ -1,0 +1,238 @@
+"""A simulated fleet as the place where a run trains: virtual time, and nothing learned twice.
+
+Weights depend on the schedule alone: intervals, L_c, and who was there. Where a layer below L_c runs changes only the
+clock. So every block is named by all blocks before it, and one that was trained before, in this run before it was
+interrupted, or under another fleet, is looked up. A run that was stopped is replayed from its first block on.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from adaptsfl.decisions import Decision
+from adaptsfl.errors import InvalidInput, RankFailed
+from adaptsfl.fleet import Fleet
+from adaptsfl.policies import Policy
+from adaptsfl.runs.backend import Learned, Order, Scene, Trained
+from adaptsfl.runs.beliefs import MEASURING_ROUNDS, MovingFleet
+from adaptsfl.simulation.clock import Clock
+from adaptsfl.simulation.faults import Faults
+from adaptsfl.simulation.learner import Learner
+from adaptsfl.simulation.store import Store
+from adaptsfl.simulation.world import World
+from adaptsfl.training.checkpoint import has_checkpoint, read_extra
+from adaptsfl.training.ranks import ALONE, Ranks
+
+
+class Observer:
+    """The fleet as a policy sees it, asked round by round: smoothed for those who plan by measured drift."""
+
+    def __init__(self, measured_at: Callable[[int], Fleet], *, smoothed: bool) -> None:
+        self.measured_at, self.smoothed = measured_at, smoothed
+        self._moving = MovingFleet()
+
+    def at(self, round_: int) -> Fleet:
+        """Return what is seen in round 1, 2, …; every round's rates are measured, whether a block begins or not."""
+        measured = self.measured_at(round_)
+        return self._moving.observe(measured) if self.smoothed else measured
+
+
+class SimulatedBackend:
+    """One run's way through weights and virtual time. As a context, it lets the other ranks go at its end.
+
+    Args:
+        store: what was trained before.
+        folder: where checkpoints go; none are written without it.
+        on_round: called after every round that is trained, with its number and loss.
+        ranks: the processes that train together; the others have a `Learner` that follows this one's.
+
+    Attributes:
+        round: rounds done.
+        key: names all that was learned so far.
+    """
+
+    measures = True
+    planning_limit_s: float | None = None  # virtual time stands still while a policy thinks
+
+    def __init__(
+        self,
+        world: World,
+        policy: Policy,
+        faults: Faults,
+        store: Store,
+        *,
+        folder: Path | None = None,
+        on_round: Callable[[int, float], None] = lambda _round, _loss: None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.world, self.trainer, self.faults, self.store, self.folder = world, policy.trainer, faults, store, folder
+        self.recipe, self.seed, self.limits = world.recipe, world.seed, world.recipe.planner
+        self.clock = Clock(world.fleet_at, world.costs, world.batch_size, faults, policy.trainer)
+        mode = policy.adapt.get("mode", world.recipe.adapt.mode)
+        self.observer = Observer(world.measured_at, smoothed=policy.estimates and mode == "calibrated")
+        self.key = _name(f"{world.learning_identity} {policy.trainer} {policy.divergence}")
+        self.round = 0
+        self._learner = Learner(
+            world, policy.trainer, divergence=policy.divergence, on_round=on_round, ranks=ranks, folder=folder
+        )
+        self._waiting: list[tuple[str, Order]] = []  # blocks that the store knew, not trained here
+        self._trained_key: str | None = self.key  # of the block that was trained last; None in the middle of one
+        self._saved_round = 0
+        self._first_loss: float | None = None
+        self._turns: tuple[int, int | None] | None = None  # cut and interval of those who take turns
+
+    def __enter__(self) -> "SimulatedBackend":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an interruption or the loss of a rank, nobody knows what the others are waiting for.
+        if kind is None or (issubclass(kind, Exception) and not issubclass(kind, RankFailed)):
+            self._learner.end()
+
+    # --- the seam of `runs` ---
+
+    @property
+    def devices(self) -> int:
+        """N."""
+        return self.world.devices
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return self.world.costs.layers
+
+    def observe(self, round_: int) -> Scene:
+        """Return who takes part in a block that begins with round 1, 2, …, and their rates as measured then."""
+        members = self.faults.taking_part(round_ - 1)
+        fleet = self.observer.at(round_)
+        here = fleet if len(members) == self.devices else fleet.subset(members)
+        return Scene(members, here, self.world.costs, self.world.epoch_rounds)
+
+    def check(self, decision: Decision) -> None:
+        """Refuse what those who take turns could not follow: they keep one cut for all, and one interval."""
+        if self.trainer not in ("turns", "relay"):
+            return
+        first, self._turns = self._turns, (decision.deepest, decision.interval)
+        if len(set(decision.cuts)) > 1 or first not in (None, self._turns):
+            problem = f"is {decision.cuts}, with interval {decision.interval}"
+            remedy = f"Trainer {self.trainer!r} needs one cut for all and one interval, kept for the whole run"
+            raise InvalidInput("decision.cuts", problem, remedy)
+
+    def block_rounds(self, decision: Decision) -> int:
+        """Return all rounds of a decision: the clock knows how many averagings there are."""
+        return decision.length
+
+    def train(self, order: Order, scene: Scene) -> Trained:
+        """Train one block, or look up what it gives; charge the time that it takes."""
+        if self.faults.active:
+            began = order.first_round - 1
+            present = tuple(self.faults.still_there(began, began + k) for k in range(order.rounds))
+            order = replace(order, present=present)
+        learned = self.learn(order)
+        predicted_s = self.clock.predicted_s(order, scene.fleet)  # before the copies grow older
+        measuring = 0 if order.measure is None else MEASURING_ROUNDS[order.measure]
+        charged = self.clock.charge(order, scene.members, measuring)
+        for t in range(order.first_round + 1, order.last_round + 1):
+            self.observer.at(t)  # every round's rates are measured; the first one's were when it was observed
+        cuts = np.zeros(self.devices, dtype=int)
+        cuts[list(scene.members)] = order.decision.placement
+        ends_s = dict(enumerate(charged.ends_s, start=order.first_round - 1))
+        return Trained(
+            learned,
+            cuts=tuple(int(cut) for cut in cuts),
+            time_s=self.clock.now_s,
+            seconds=charged.elapsed.seconds,
+            bottleneck=charged.elapsed.bottleneck,
+            bits=charged.elapsed.bits,
+            predicted_s=predicted_s,
+            evaluations=tuple((t, ends_s[t], accuracy, loss) for t, accuracy, loss in learned.evaluations),
+            present=order.present,
+        )
+
+    # --- learning ---
+
+    def learn(self, order: Order) -> Learned:
+        """Return what one more block gives, trained only where nobody was before."""
+        key = _name(f"{self.key} {_schedule(order)}")
+        known = self.store.find(key)
+        if known is None:
+            self._catch_up()
+            known = self._train(key, order)
+            self.store.add(key, known)
+            if self._learner.round - self._saved_round >= self.world.run.checkpoint_every:
+                self.save()
+        else:
+            self._waiting.append((key, order))
+            self._first_loss = self._first_loss or known.losses[0]
+        self.key, self.round = key, self.round + order.rounds
+        return known
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the global model as it is now."""
+        self._catch_up()
+        return self._learner.state()
+
+    def save(self) -> None:
+        """Write a checkpoint of what was trained last, but not in the middle of a block, which has no name to find."""
+        learner = self._learner
+        if not learner.begun or self._trained_key is None:
+            return
+        if self.folder is not None and learner.round > self._saved_round:
+            extra = {"key": self._trained_key, "divergence": list(learner.divergence.items())}
+            learner.save(extra, self._identity)
+            self._saved_round = learner.round
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"learning": self.world.learning_identity, "trainer": self.trainer}
+
+    def _catch_up(self) -> None:
+        """Train the blocks that were only looked up, from the checkpoint if it lies on their way."""
+        if not self._learner.begun and self._waiting:
+            self._restore()
+        waiting, self._waiting = self._waiting, []
+        for key, order in waiting:
+            self._train(key, order)
+
+    def _restore(self) -> None:
+        if self.folder is None or not has_checkpoint(self.folder):
+            return
+        try:
+            extra = read_extra(self.folder, identity=self._identity)
+        except InvalidInput:
+            return  # damaged, or of another run: training again gives the same
+        keys = [key for key, _ in self._waiting]
+        if extra["key"] in keys:
+            done = keys.index(extra["key"]) + 1
+            trained = sum(order.rounds for _, order in self._waiting[:done])
+            divergence = {int(layer): apart for layer, apart in extra["divergence"]}
+            if self._learner.restore(self._waiting[0][1].decision, trained, divergence, self._identity):
+                self._saved_round, self._trained_key = trained, extra["key"]
+                self._waiting = self._waiting[done:]
+
+    def _train(self, key: str, order: Order) -> Learned:
+        """Train the rounds of one block, which has that name once it is done."""
+        self._trained_key = None
+        learned = self._learner.train(order, self._first_loss)
+        self._first_loss = self._first_loss or learned.losses[0]
+        self._trained_key = key
+        return learned
+
+
+def _name(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:32]
+
+
+def _schedule(order: Order) -> str:
+    """Return all of an order that decides what is learned."""
+    decision = order.decision
+    intervals = sorted(decision.layer_intervals.items())
+    return json.dumps(
+        [order.rounds, decision.interval, decision.deepest, intervals, order.present, order.measure, order.final]
+    )

@@ -1,0 +1,121 @@
+"""Whether a finished run is still true: all that it depended on, part by part, when it ran and now."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import adaptsfl
+from adaptsfl import factories
+from adaptsfl.config import DataConfig, Recipe, RunConfig
+from adaptsfl.data import content_of
+from adaptsfl.data.samples import fingerprint
+from adaptsfl.models.build import build
+from adaptsfl.simulation.world import World
+
+Identity = Mapping[str, str | None]  # by part; None where nobody can tell
+
+WORDS = {
+    "versions": "the version of AdaptSFL or torch",
+    "recipe": "what the recipe says about it",
+    "data": "the data",
+    "initial_weights": "the model that its factory gives",
+    "model_code": "the code of the model",
+    "policy_code": "the code of the policy",
+    "fleet_trace": "the trace of the fleet",
+    "faults_trace": "the trace of the faults",
+}
+
+# Which runs there are, what is reported of them and how often they are saved changes none of them. Files count by what
+# they hold, wherever they lie.
+UNCONCERNED: dict[str, Any] = {
+    "name": True,
+    "deploy": True,
+    "run": {"policies", "options", "fleets", "seed", "targets", "checkpoint_every"},
+    "data": {"path": True, "cache": True, "partition": {"files"}},
+    "fleet": {"trace"},
+    "faults": {"trace"},
+}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Names for what runs of one seed read: the samples, and the initial weights of a model of the user's own."""
+
+    data: str
+    initial_weights: str
+
+    @classmethod
+    def of(cls, world: World) -> "Contents":
+        """Return those of a world that has been made."""
+        return cls(world.data.content, _weights(world.recipe, world.model.module))
+
+    @classmethod
+    def read(cls, recipe: Recipe, seed: int) -> "Contents":
+        """Return those of the world that a recipe would give, without splitting, profiling or sharing out anything."""
+        weights = ""
+        if _is_own(recipe.model.name):
+            torch.manual_seed(seed)
+            weights = _weights(recipe, build(recipe.model.name, device="cpu", **recipe.model.options).module)
+        torch.manual_seed(seed)
+        return cls(content_of(recipe.data or DataConfig()), weights)
+
+
+def depends_on_seed(recipe: Recipe) -> bool:
+    """Whether contents may be others for another seed: what a factory of the user's own gives may be drawn."""
+    return any(_is_own(name) for name in (recipe.model.name, (recipe.data or DataConfig()).name))
+
+
+def identity_of(recipe: Recipe, seed: int, policy: str, contents: Contents) -> Identity:
+    """Return all that the run of a policy depends on.
+
+    Args:
+        recipe: as the run's world has it, with its seed and its fleet in it.
+    """
+    return {
+        "versions": f"adaptsfl {adaptsfl.__version__}, torch {torch.__version__}",
+        "recipe": _concerning(recipe, seed, policy),
+        "data": contents.data,
+        "initial_weights": contents.initial_weights,
+        "model_code": factories.code_of("model", recipe.model.name),
+        "policy_code": factories.code_of("policy", policy.partition("@")[0]),
+        "fleet_trace": _file(recipe.fleet.trace),
+        "faults_trace": _file(recipe.faults.trace),
+    }
+
+
+def why_not_true(then: Identity | None, now: Identity) -> str:
+    """Return in words why a run may not be true any more; nothing if it is."""
+    if not then:
+        return "its run.json does not say what code and data it ran with"
+    changed = [WORDS[part] for part, value in now.items() if then.get(part) != value]
+    if changed:
+        return f"{' and '.join(changed)} {'have' if len(changed) > 1 else 'has'} changed since it ran"
+    unknown = [WORDS[part] for part, value in now.items() if value is None]
+    if unknown:
+        return f"{' and '.join(unknown)} cannot be read as a file, so nobody can tell whether it is as it was"
+    return ""
+
+
+def _is_own(name: str) -> bool:
+    return ":" in name
+
+
+def _weights(recipe: Recipe, module: torch.nn.Module) -> str:
+    return fingerprint(*module.state_dict().values()) if _is_own(recipe.model.name) else ""
+
+
+def _concerning(recipe: Recipe, seed: int, policy: str) -> str:
+    """Return a name for what a recipe says about one run."""
+    content = recipe.model_dump(mode="json", exclude=UNCONCERNED)
+    options = (recipe.run or RunConfig()).options.get(policy, {})
+    text = json.dumps([content, seed, policy, options], sort_keys=True, default=str)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _file(path: str | None) -> str:
+    return "" if path is None else sha256(Path(path).read_bytes()).hexdigest()[:16]

@@ -1,0 +1,35 @@
+"""An edge server whose deadlines pass when a test says so, by SIGUSR1, and not because the machine is slow."""
+
+import asyncio
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from adaptsfl.deploy import conductor as conducting
+from adaptsfl.deploy import parties
+from deploy.deployed import PATIENCE_S
+
+LONG_S = 1e6  # longer than any deadline
+
+
+def by_signal() -> None:
+    """Let the deadline that the conductor waits for pass with every SIGUSR1; farewells last until a test fails."""
+    passed = [0.0]
+    known: list[tuple[asyncio.AbstractEventLoop, conducting.Conductor]] = []
+
+    class Told(conducting.Conductor):
+        async def run(self) -> str:
+            known.append((asyncio.get_running_loop(), self))
+            return await super().run()
+
+    def pass_now(_number: int, _frame: Any) -> None:
+        passed[0] += LONG_S
+        for loop, conductor in known:
+            loop.call_soon_threadsafe(conductor.roster.wake)
+
+    clock = {name: getattr(time, name) for name in ("time", "perf_counter")}
+    conducting.time = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0], **clock)  # type: ignore[assignment]
+    conducting.FAREWELL_S = PATIENCE_S
+    parties.Conductor = Told  # type: ignore[misc]
+    signal.signal(signal.SIGUSR1, pass_now)

@@ -1,0 +1,344 @@
+"""The loop by itself, with a backend that trains nothing: who is asked, for what, and when it ends."""
+
+import json
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptsfl.config import PlannerConfig, Recipe, parse
+from adaptsfl.decisions import Decision
+from adaptsfl.errors import InvalidInput
+from adaptsfl.fleet import FLEETS
+from adaptsfl.latency import PHASES
+from adaptsfl.paper_costs import vgg16
+from adaptsfl.policies import BasePolicy, Observation
+from adaptsfl.runs.backend import Learned, Order, Scene, Trained
+from adaptsfl.runs.deciding import Decider
+from adaptsfl.runs.ending import Ending
+from adaptsfl.runs.loop import BlockLoop
+from adaptsfl.runs.record import Block, block_line, block_of
+
+FLEET = FLEETS["heterogeneous"].sample(3, np.random.default_rng(0))
+COSTS = vgg16(10, 16)
+
+
+class Nowhere:
+    """A backend that trains nothing.
+
+    Args:
+        there: who is there, block by block; the last ones stay.
+        accuracy: of every evaluation, by round.
+    """
+
+    def __init__(
+        self,
+        *,
+        there: Sequence[tuple[int, ...]] = ((0, 1, 2),),
+        accuracy: Callable[[int], float] = lambda round_: round_ / 100,
+        by_interval: bool = True,
+        measures: bool = False,
+        limit_s: float | None = None,
+        **run: Any,
+    ) -> None:
+        self.recipe = parse(Recipe, {"model": {"name": "vgg16"}, "fleet": {"devices": 3}, "run": {"rounds": 8, **run}})
+        self.seed, self.devices, self.layers, self.limits = 0, 3, COSTS.layers, PlannerConfig()
+        self.there, self.accuracy, self.by_interval = list(there), accuracy, by_interval
+        self.measures, self.planning_limit_s = measures, limit_s
+        self.orders: list[Order] = []
+
+    def observe(self, round_: int) -> Scene:
+        members = self.there.pop(0) if len(self.there) > 1 else self.there[0]
+        return Scene(members, FLEET.subset(members), COSTS, epoch_rounds=5)
+
+    def check(self, decision: Decision) -> None:
+        pass
+
+    def block_rounds(self, decision: Decision) -> int:
+        return decision.interval if self.by_interval and decision.interval else decision.length
+
+    def train(self, order: Order, scene: Scene) -> Trained:
+        self.orders.append(order)
+        cuts = np.zeros(self.devices, dtype=int)
+        cuts[list(scene.members)] = order.decision.cuts
+        row = (order.last_round, float(order.last_round), self.accuracy(order.last_round), 1.0)
+        return Trained(
+            Learned((1.0,) * order.rounds, divergence=(order.last_round / 10,)),
+            cuts=tuple(cuts.tolist()),
+            time_s=float(order.last_round),
+            seconds=dict.fromkeys(PHASES, 0.0),
+            bottleneck=("device 1", "a1"),
+            bits=0.0,
+            predicted_s=0.0,
+            evaluations=(row,),
+            restart={},
+        )
+
+
+def scene_of(block: Block) -> Scene:
+    members = tuple(device for device, rate in enumerate(block.resources["flops"]) if not np.isnan(rate))
+    return Scene(members, FLEET.subset(members), COSTS, epoch_rounds=5)
+
+
+class Told(BasePolicy):
+    """Answers what it is told to, the last answer for ever; and remembers what it saw."""
+
+    divergence = True
+
+    def __init__(self, *answers: Callable[[Observation], Decision], estimates: bool = False) -> None:
+        self.answers, self.estimates = list(answers), estimates  # type: ignore[misc]
+        self.seen: list[Observation] = []
+
+    def decide(self, seen: Observation) -> Decision:
+        self.seen.append(seen)
+        return self.answers[min(len(self.seen), len(self.answers)) - 1](seen)
+
+
+def every(interval: int, cut: int = 2, rounds: int | None = None) -> Callable[[Observation], Decision]:
+    return lambda seen: Decision((cut,) * seen.devices, interval, rounds=rounds)
+
+
+def test_a_decision_holds_for_as_many_rounds_as_it_says() -> None:
+    backend, policy = Nowhere(), Told(every(2, rounds=6))
+    blocks = list(BlockLoop(backend, policy))
+    assert [order.rounds for order in backend.orders] == [2, 2, 2, 2]
+    assert [seen.round for seen in policy.seen] == [0, 6]
+    assert [order.final for order in backend.orders] == [False, False, False, True]
+    assert [block.first_round for block in blocks] == [1, 3, 5, 7]
+
+
+def test_a_decision_for_others_does_not_hold() -> None:
+    backend, policy = Nowhere(there=[(0, 1, 2), (0, 2)]), Told(every(2, rounds=6))
+    blocks = list(BlockLoop(backend, policy))
+    assert [seen.round for seen in policy.seen] == [0, 2]
+    assert [seen.present for seen in policy.seen] == [(), (0, 2)]
+    assert blocks[1].cuts == (2, 0, 2)
+    assert np.isnan(blocks[1].resources["flops"][1])
+
+
+def test_a_backend_may_train_a_decision_in_one_block() -> None:
+    backend, policy = Nowhere(by_interval=False), Told(every(2, rounds=6))
+    list(BlockLoop(backend, policy))
+    assert [order.rounds for order in backend.orders] == [6, 2]
+
+
+def test_what_is_measured_is_announced_to_the_policy() -> None:
+    """The first block lets drift be measured, the next ones not before it is due again; where nothing can be, none."""
+    for measures, probes, measured in ((True, [5, 1], ["drift", None]), (False, [1, 1], [None, None])):
+        backend, policy = Nowhere(measures=measures, rounds=10), Told(every(5), estimates=True)
+        loop = BlockLoop(backend, policy)
+        loop.beliefs.is_new_ground = lambda *_: False  # type: ignore[method-assign]
+        list(loop)
+        assert [seen.probe for seen in policy.seen] == probes
+        assert [order.measure for order in backend.orders] == measured
+
+
+def test_a_policy_that_does_not_ask_for_estimates_is_not_measured() -> None:
+    backend, policy = Nowhere(measures=True), Told(every(4))
+    list(BlockLoop(backend, policy))
+    assert [seen.probe for seen in policy.seen] == [1, 1]
+    assert all(order.measure is None for order in backend.orders)
+
+
+def test_divergence_is_that_of_the_block_before() -> None:
+    policy = Told(every(4))
+    list(BlockLoop(Nowhere(), policy))
+    assert [seen.divergence.tolist() for seen in policy.seen] == [[], [0.4]]
+
+
+# --- ends ---
+
+
+@pytest.mark.parametrize(
+    ("run", "ended_by", "rounds"),
+    [
+        ({"rounds": 5}, "rounds", 5),
+        ({"rounds": None, "samples": 40}, "samples", 3),
+        ({"rounds": None, "seconds": 6.5}, "seconds", 8),
+        ({"rounds": 50, "target_accuracy": 0.05}, "target", 6),
+        ({"rounds": 50, "converged": True}, "rounds", 50),
+    ],
+)
+def test_ends(run: dict[str, Any], ended_by: str, rounds: int) -> None:
+    """Blocks are of two rounds, so that what is looked at after a block is seen late; mini-batches are of 16."""
+    loop = BlockLoop(Nowhere(**run), Told(every(2)))
+    list(loop)
+    assert (loop.ended_by, loop.rounds) == (ended_by, rounds)
+
+
+def test_a_run_has_converged_when_five_evaluations_gained_nothing() -> None:
+    loop = BlockLoop(Nowhere(rounds=100, converged=True, accuracy=lambda round_: min(round_, 7) / 100), Told(every(1)))
+    list(loop)
+    assert (loop.ended_by, loop.rounds) == ("converged", 12)
+
+
+def test_a_block_that_ends_a_run_in_two_ways_counts_as_having_reached_its_target() -> None:
+    backend = Nowhere(rounds=4, target_accuracy=0.02)
+    loop = BlockLoop(backend, Told(every(4)))
+    list(loop)
+    assert loop.ended_by == "target"
+    assert Ending(backend.recipe.run, 16).rounds_left(1) == 3  # type: ignore[arg-type]
+
+
+# --- restarts ---
+
+
+@pytest.mark.parametrize("done", range(1, 5))
+@pytest.mark.parametrize("rounds", [None, 4])
+def test_going_on_after_any_block_is_as_if_nothing_had_happened(done: int, rounds: int | None) -> None:
+    """The record is read back from its lines, as a restarted process does."""
+
+    def make() -> tuple[Nowhere, Told]:
+        there = [(0, 1, 2), (0, 1, 2), (0, 2), (0, 2), (0, 1, 2)]
+        return Nowhere(there=there, rounds=12), Told(every(2, 3, rounds), every(2, 1, rounds), every(4, 2))
+
+    backend, whole = make()
+    blocks = list(BlockLoop(backend, whole))
+    again_backend, again = make()
+    again_backend.there = again_backend.there[done:]
+    loop = BlockLoop(again_backend, again)
+    kept = [block_of(json.loads(block_line(block))) for block in blocks[:done]]
+    loop.go_on([(block, scene_of(block)) for block in kept], (kept[-1].last_round / 10,))
+    assert loop.blocks == done
+    rest = list(loop)
+    assert [block_line(block) for block in rest] == [block_line(block) for block in blocks[done:]]
+    assert [(seen.round, seen.block, seen.divergence.tolist()) for seen in again.seen] == [
+        (seen.round, seen.block, seen.divergence.tolist()) for seen in whole.seen
+    ]
+
+
+# --- policies that take their time ---
+
+
+class Thoughtful(BasePolicy):
+    """Takes as long as the test likes for every question but the first; the n-th decision cuts at n."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.go_on = threading.Semaphore(0)
+
+    def decide(self, seen: Observation) -> Decision:
+        self.asked += 1
+        number = self.asked
+        if number > 1:
+            self.go_on.acquire()
+        return Decision(tuple(range(number, number + seen.devices)), 1)
+
+
+def test_the_last_decision_is_kept_while_the_next_is_made() -> None:
+    """Whoever was not there before gets its shallowest cut; nothing more is asked meanwhile."""
+    policy = Thoughtful()
+    there = [(0, 1), (0, 1), (0, 2), (0, 1)]
+    blocks = iter(BlockLoop(Nowhere(there=there, limit_s=0.0, rounds=10), policy))
+    assert [next(blocks).cuts for _ in range(3)] == [(1, 2, 0), (1, 2, 0), (1, 0, 1)]
+    assert policy.asked == 2
+
+
+def test_an_answer_that_never_comes_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a policy that hangs would hold up every block for as long as one may take."""
+    waited = []
+
+    def wait(_pending: Any, limit_s: float) -> None:
+        waited.append(limit_s)
+        time.sleep(limit_s)
+
+    monkeypatch.setattr("adaptsfl.runs.deciding.futures.wait", wait)
+    blocks = iter(BlockLoop(Nowhere(limit_s=0.1), Thoughtful()))
+    assert [next(blocks).cuts for _ in range(4)] == [(1, 2, 3)] * 4
+    assert len(waited) == 3
+    assert 0.05 < waited[0] <= 0.1
+    assert waited[1:] == [0.0, 0.0]
+
+
+def test_an_answer_that_comes_late_holds_for_the_same_devices_only() -> None:
+    policy = Thoughtful()
+    decider = Decider(policy, limit_s=0.0)
+    all_three, two = (
+        Observation(0, 0, FLEET.subset(k), COSTS, 16, None, 1, np.random.default_rng(0), present=k)  # type: ignore[arg-type]
+        for k in ((0, 1, 2), (0, 1))
+    )
+    assert decider.decide(all_three, wait=True) == Decision((1, 2, 3), 1)
+    assert decider.decide(all_three, wait=False) is None
+    policy.go_on.release()
+    while (answer := decider.decide(all_three, wait=False)) is None:
+        pass
+    assert answer == Decision((2, 3, 4), 1)
+    assert decider.decide(two, wait=False) is None  # the third question
+    policy.go_on.release(2)
+    assert decider.decide(all_three, wait=True) == Decision((4, 5, 6), 1)  # not the answer about two
+    assert decider.asked == 4
+
+
+def test_a_limit_may_be_longer_than_a_clock_can_count() -> None:
+    policy = Thoughtful()
+    blocks = iter(BlockLoop(Nowhere(limit_s=1e50), policy))
+    threading.Timer(0.05, policy.go_on.release).start()
+    assert [next(blocks).cuts for _ in range(2)] == [(1, 2, 3), (2, 3, 4)]
+
+
+def test_an_answer_in_the_moment_of_the_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is over, and before anybody looks again, the answer is there: nothing has gone wrong."""
+    seen = Told(every(1))
+    list(BlockLoop(Nowhere(rounds=1), seen))
+    policy = Thoughtful()
+    decider = Decider(policy, limit_s=0.0)
+    decider.decide(seen.seen[0], wait=True)
+    is_done = Future.done
+
+    def done(future: "Future[Decision]") -> bool:
+        policy.go_on.release()
+        future.exception()  # waits for the answer
+        return is_done(future)
+
+    monkeypatch.setattr(Future, "done", done)
+    assert decider.decide(seen.seen[0], wait=False) == Decision((2, 3, 4), 1)
+
+
+def test_an_answer_that_came_late_is_not_lost_by_a_restart() -> None:
+    """Asked before the second block, answered after it, held in the third; and so for a process that begins there."""
+
+    class InTime(Thoughtful):
+        """Has no need to wait for the test."""
+
+        def decide(self, seen: Observation) -> Decision:
+            self.go_on.release()
+            return super().decide(seen)
+
+    policy = Thoughtful()
+    blocks = iter(BlockLoop(Nowhere(limit_s=0.0, rounds=3), policy))
+    first = [next(blocks), next(blocks)]
+    assert [block.cuts for block in first] == [(1, 2, 3), (1, 2, 3)]
+    kept = [block_of(json.loads(block_line(block))) for block in first]
+    again = BlockLoop(Nowhere(limit_s=1000.0, rounds=3), replayed := InTime())
+    again.go_on([(block, scene_of(block)) for block in kept], (0.2,))
+    assert [block.cuts for block in again] == [(2, 3, 4)]
+    assert replayed.asked == 2
+
+
+def test_errors_of_a_policy_arrive_whoever_waits() -> None:
+    class Wrong(BasePolicy):
+        def decide(self, seen: Observation) -> Decision:
+            raise KeyError("uplink")
+
+    seen = Told(every(1))
+    list(BlockLoop(Nowhere(rounds=1), seen))
+    for limit_s in (None, 100.0):
+        with pytest.raises(InvalidInput, match=r"policy: Wrong raised KeyError in test_loop.py, line \d+: .*uplink"):
+            Decider(Wrong(), limit_s).decide(seen.seen[0], wait=False)
+
+
+# --- decisions ---
+
+
+def test_a_decision_travels_between_processes() -> None:
+    decision = Decision((3, 1), 4, {2: 8}, rounds=8, placed=(1, 1))
+    assert pickle.loads(pickle.dumps(decision)) == decision
+    assert decision.placement == (1, 1)
+    assert decision.levelled(3) == Decision((3, 3, 3), 4, {2: 8})
+    assert replace(decision, placed=None).placement == (3, 1)
