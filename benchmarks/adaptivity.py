@@ -1,48 +1,40 @@
-"""Do the plans really save time? AdaptSFL against every policy and against a grid of fixed plans, judged in hindsight.
+"""Do the plans really save time? AdaptSFL against other policies and against fixed plans that hindsight would choose.
 
-Every plan (I, L_c) of a grid is trained from start to end, and so is every policy, on the same data, fleet and seed.
-The figure that matters is the time in which AdaptSFL reaches an accuracy over the time of the plan that turned out to
-be the fastest of the grid: nobody knows that plan before. Two accuracies are judged, 90 % and 97 % of the best that
-any fixed plan reached. Two fleets: the paper's (Table II), and one in which devices differ by two decades.
+Every workload is trained under ten fixed plans (I, L_c) and under every policy, on three fleets with three seeds. On
+one fleet everybody has the same virtual time. The figure of merit is the time to 90 % and to 97 % of the best accuracy
+of any fixed plan, over the time of the fixed plan that turned out to be the fastest: nobody knows that plan before.
+Times are geometric means over seeds; who does not reach the accuracy is charged the whole budget.
 
-    python benchmarks/adaptivity.py                     # everything: hours; interrupted, it goes on where it was
-    python benchmarks/adaptivity.py --cases digits-iid  # one case
+    python benchmarks/adaptivity.py --jobs 2                    # all that is missing: hours
+    python benchmarks/adaptivity.py --workloads digits-iid      # one workload
+    python benchmarks/adaptivity.py --redo adaptsfl             # runs of one policy again, after it was changed
+    python benchmarks/adaptivity.py --only-report               # page and picture from the results so far
 
-Results go to docs/results/adaptivity.md and .json, one case after another; runs are kept in --runs.
+Every run that ends is one line in docs/results/adaptivity.jsonl, and is not run again: interrupted, the benchmark goes
+on where it was. What was trained is kept in --runs and shared: a fixed plan is trained once for all fleets.
 """
 
 import argparse
 import json
 import math
 import multiprocessing
-import platform
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from rich.console import Console
 
 from adaptsfl.config import Recipe, parse
+from adaptsfl.convergence import PowerEstimator
+from adaptsfl.planner import PlanProblem
 from adaptsfl.runs.folder import Run
 from adaptsfl.simulation.experiment import Experiment, Job, Watcher
+from adaptsfl.simulation.world import make_world
 
-INTERVALS = (1, 2, 5, 10, 15, 25, None)
-POLICIES = (
-    "adaptsfl",
-    "adaptsfl@paper",
-    "rma+ms",
-    "ma+rms",
-    "rma+rms",
-    "dama+rms",
-    "rma+ams",
-    "sfl",
-    "psl",
-    "fedavg",
-    "splitfed-v1",
-    "splitfed-v2",
-    "vanilla-sl",
-    "centralized",
-)
+SEEDS, DEVICES, BATCH = 3, 20, 16
 SHARES = (0.90, 0.97)  # of the best accuracy of any fixed plan
 FLEETS: dict[str, dict[str, Any]] = {
     "table2": {"base": "paper"},
@@ -53,166 +45,276 @@ FLEETS: dict[str, dict[str, Any]] = {
         "fed_uplink_mbps": [1.0, 200.0],
         "redraw": [],
     },
+    "slow-fed": {"base": "paper", "fed_uplink_mbps": [7.5, 8.0], "fed_downlink_mbps": [37.0, 37.0]},
 }
-DIGITS = {
-    "model": {"name": "vgg_digits", "options": {"norm": "group", "width": 0.5}},
-    "training": {"learning_rate": 0.1},
-    "data": {"name": "digits"},
-    "run": {"rounds": 120, "evaluate_every": 4},
-    "cuts": (1, 2, 4, 6),
-}
-CIFAR = {
-    "model": {"name": "vgg11", "options": {"norm": "batch", "width": 0.125}},
-    "training": {"learning_rate": 0.1},
-    "data": {"name": "cifar10"},
-    "run": {"rounds": 150, "evaluate_every": 10, "test_samples": 2000},
-    "cuts": (2, 4, 8),
-}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is learned.
+
+    Attributes:
+        model: as in a recipe.
+        depths: the L_c of fixed plans: shallow, middle, deep.
+        rounds: for which the budget is enough under the plan that the prior expects to be the fastest.
+        fitted: whether a constant of the estimator was fitted to runs like these.
+    """
+
+    model: dict[str, Any]
+    data: str
+    partition: dict[str, Any]
+    training: dict[str, Any]
+    depths: tuple[int, int, int]
+    rounds: int
+    fitted: bool = False
+
+    @property
+    def grid(self) -> dict[str, dict[str, int]]:
+        """The fixed plans, by name: short intervals with shallow cuts, long ones with all."""
+        shallow, middle, deep = self.depths
+        plans = [(1, 1), *((interval, shallow) for interval in (1, 4, 16, 64))]
+        plans += [(interval, middle) for interval in (4, 16, 64)] + [(interval, deep) for interval in (16, 64)]
+        return {f"fixed@I{interval}-L{cut}": {"interval": interval, "cut": cut} for interval, cut in plans}
+
+
+def _digits(norm: str = "group") -> dict[str, Any]:
+    return {"name": "vgg_digits", "options": {"norm": norm, "width": 0.5}, "charged_as": {"width": 4.0}}
+
+
+def _vgg11(norm: str) -> dict[str, Any]:
+    return {"name": "vgg11", "options": {"norm": norm, "width": 0.125}, "charged_as": {"width": 1.0}}
+
+
+IID, DIRICHLET = {"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.3}
 SHARDS = {"kind": "shards", "shards_per_device": 2}
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "digits-iid": (DIGITS, {"kind": "iid"}),
-    "digits-shards": (DIGITS, {**SHARDS, "shard_size": 35}),
-    "cifar10-iid": (CIFAR, {"kind": "iid"}),
-    "cifar10-shards": (CIFAR, SHARDS),
+SLOW, FAST = {"learning_rate": 0.03}, {"learning_rate": 0.1}
+COSINE = {"learning_rate": 0.1, "schedule": {"kind": "cosine", "rounds": 400}}
+MOMENTUM = {"learning_rate": 0.003, "optimizer": "momentum"}
+DIGITS_DEPTHS, VGG11_DEPTHS = (2, 4, 6), (2, 4, 8)
+
+WORKLOADS: dict[str, Workload] = {
+    "digits-iid": Workload(_digits(), "digits", IID, SLOW, DIGITS_DEPTHS, 400, fitted=True),
+    "digits-shards": Workload(_digits(), "digits", {**SHARDS, "shard_size": 35}, SLOW, DIGITS_DEPTHS, 500, fitted=True),
+    "digits-dirichlet": Workload(_digits(), "digits", DIRICHLET, SLOW, DIGITS_DEPTHS, 400),
+    "digits-momentum": Workload(_digits(), "digits", DIRICHLET, MOMENTUM, DIGITS_DEPTHS, 400),
+    "cifar10-iid-batchnorm": Workload(_vgg11("batch"), "cifar10", IID, FAST, VGG11_DEPTHS, 350, fitted=True),
+    "cifar10-dirichlet": Workload(_vgg11("group"), "cifar10", DIRICHLET, FAST, VGG11_DEPTHS, 350),
+    "cifar10-shards-cosine": Workload(_vgg11("group"), "cifar10", SHARDS, COSINE, VGG11_DEPTHS, 350),
+    "cifar10-dirichlet-batchnorm": Workload(_vgg11("batch"), "cifar10", DIRICHLET, SLOW, VGG11_DEPTHS, 350),
 }
-MEASURE_EVERY = 50  # rounds: runs are short
-PAPER_TARGET = 1.0  # ε of the paper's mode: ‖∇f‖² in the middle of training, as measured
+# Rivals with the options that their authors give or that suit the runs' length; cuts are the fastest for the interval.
+RIVALS: dict[str, dict[str, Any]] = {
+    "adacomm": {"tau0": 16},
+    "post-local": {"interval": 16, "switch_round": 200},
+    "qsr": {"base": 4, "alpha": 0.1},
+    "fedlama": {"interval": 4, "factor": 4},
+    "rma+ms": {},
+    "ma+rms": {},
+    "rma+rms": {},
+    "dama+rms": {},
+    "rma+ams": {},
+    "sfl": {},
+    "fedavg": {},
+}
+STAGES = ("grid", "adaptsfl", "rivals")
 
 
-def experiment(case: str, folder: Path) -> Experiment:
-    """Return all runs of one case."""
-    setting, partition = CASES[case]
-    options: dict[str, dict[str, Any]] = {"adaptsfl@paper": {"mode": "paper", "target": PAPER_TARGET}}
-    grid = []
-    for cut in setting["cuts"]:
-        for interval in INTERVALS:
-            name = f"psl@L{cut}" if interval is None else f"fixed@I{interval}-L{cut}"
-            options[name] = {"cut": cut} if interval is None else {"cut": cut, "interval": interval}
-            grid.append(name)
-    recipe = parse(
+def recipe_of(workload: Workload, fleet: str, seconds: float | None) -> Recipe:
+    """Return the recipe of all runs of a workload on one fleet."""
+    small = workload.data == "digits"
+    return parse(
         Recipe,
         {
-            "name": case,
-            "model": setting["model"],
-            "training": {"batch_size": 16, **setting["training"]},
-            "fleet": {"devices": 20, "seed": 1},
-            "data": {**setting["data"], "partition": partition},
-            "adapt": {"measure_every": MEASURE_EVERY},
-            "run": {**setting["run"], "fleets": FLEETS, "options": options, "policies": ["adaptsfl"]},
+            "name": "adaptivity",
+            "model": workload.model,
+            "training": {"batch_size": BATCH, **workload.training},
+            "fleet": {"devices": DEVICES, "seed": 1, **FLEETS[fleet]},
+            "data": {"name": workload.data, "partition": workload.partition},
+            "run": {
+                "seconds": seconds,
+                "rounds": None if seconds else 1,
+                "evaluate_every": 5 if small else 10,
+                **({} if small else {"test_samples": 2000}),
+                "options": {**workload.grid, **RIVALS},
+                "policies": ["adaptsfl"],
+            },
         },
     )
-    return Experiment(recipe, folder / case, policies=[*POLICIES, *grid])
 
 
-def judged(runs: list[Run]) -> list[dict[str, Any]]:
-    """Return, per fleet and target, every policy's time and the hindsight ratios."""
-    rows = []
+def budget_s(workload: Workload, fleet: str) -> float:
+    """Return everybody's virtual seconds: `rounds` of the fixed plan that the prior expects to be the fastest."""
+    world = make_world(recipe_of(workload, fleet, None), 0)
+    now, layers = world.fleet_at(1), world.costs.layers
+    believed = PowerEstimator(layers).estimate().model
+    problem = PlanProblem(now, world.costs, believed, BATCH)
+    plans = [(plan["interval"], np.full(DEVICES, plan["cut"])) for plan in workload.grid.values()]
+    interval, cuts = min(plans, key=lambda plan: float(problem.time_to_target_s(*plan)))
+    return workload.rounds * float(problem.round_s(cuts) + problem.aggregation_s(cuts) / interval)
+
+
+# --- running ---
+
+
+def run_stage(name: str, stage: str, folder: Path, results: Path) -> None:
+    """Do all missing runs of one stage of a workload, fleet by fleet."""
+    torch.set_num_threads(1)
+    workload = WORKLOADS[name]
+    policies = {"grid": list(workload.grid), "adaptsfl": ["adaptsfl"], "rivals": list(RIVALS)}[stage]
     for fleet in FLEETS:
-        mine = {run.policy: run for run in runs if f"-{fleet}-" in run.folder.name}
-        grid = {name: run for name, run in mine.items() if name.startswith(("fixed@", "psl@"))}
-        best_accuracy = max(run.best_accuracy or 0.0 for run in grid.values())
-        for share in SHARES:
-            target = share * best_accuracy
-            times = {name: run.time_to(target) for name, run in mine.items()}
-            reached = {name: time_s for name in grid if (time_s := times[name]) is not None}
-            best = min(reached, key=lambda name: reached[name])
-            rows.append(
-                {
-                    "fleet": fleet,
-                    "share": share,
-                    "target": target,
-                    "best_fixed": best,
-                    "best_fixed_s": reached[best],
-                    "median_fixed_s": sorted(times[name] or math.inf for name in grid)[len(grid) // 2],
-                    "times_s": times,
-                    "ratios": {
-                        name: None if time_s is None else time_s / reached[best] for name, time_s in times.items()
-                    },
-                }
-            )
-    return rows
+        done = {(line["policy"], line["seed"]) for line in read_lines(results) if matches(line, name, fleet)}
+        missing = [policy for policy in policies if any((policy, seed) not in done for seed in range(SEEDS))]
+        if not missing:
+            continue
+        budget = budget_s(workload, fleet)
 
+        def ended(job: Job, run: Run, fleet: str = fleet, done: set[tuple[str, int]] = done) -> None:
+            if (job.policy, job.seed) not in done:
+                append_line(results, line_of(name, fleet, run))
 
-def ratio(value: float | None) -> str:
-    """Return a ratio as people read it."""
-    return "–" if value is None or math.isinf(value) else f"{value:.2f}"
-
-
-def page(results: dict[str, Any]) -> str:
-    """Return the results as a Markdown page."""
-    lines = [
-        "# Do the plans really save time?",
-        "",
-        "Written by `python benchmarks/adaptivity.py`, which says what is measured. All numbers: adaptivity.json.",
-        "Virtual seconds to 90 % and 97 % of the best accuracy that any plan of the grid reached, over those of the",
-        "plan of the grid that turned out to be the fastest. 20 devices, batches of 16, plain SGD, one seed. A dash:",
-        "the accuracy was not reached within the rounds. AdaptSFL pays for its measurements; fixed plans know",
-        "everything and measure nothing. `psl@L4` is I = ∞.",
-    ]
-    for case, found in results["cases"].items():
-        setting = CASES[case][0]
-        lines += [
-            "",
-            f"## {case}",
-            "",
-            f"{setting['model']['name']}, {setting['run']['rounds']} rounds, grid I ∈ {{1, 2, 5, 10, 15, 25, ∞}} × "
-            f"L_c ∈ {{{', '.join(map(str, setting['cuts']))}}}; {found['wall_s'] / 60:.0f} minutes here.",
-            "",
-            "| | " + " | ".join(f"{row['fleet']}, accuracy {row['target']:.3f}" for row in found["rows"]) + " |",
-            "|---|" + "---|" * len(found["rows"]),
-            "| fastest fixed plan | "
-            + " | ".join(f"{row['best_fixed']}: {row['best_fixed_s']:.3g} s" for row in found["rows"])
-            + " |",
-            "| median fixed plan | "
-            + " | ".join(ratio(row["median_fixed_s"] / row["best_fixed_s"]) for row in found["rows"])
-            + " |",
-        ]
-        for name in POLICIES:
-            cells = " | ".join(ratio(row["ratios"][name]) for row in found["rows"])
-            lines.append(f"| {'**AdaptSFL**' if name == 'adaptsfl' else name} | {cells} |")
-    return "\n".join(lines) + "\n"
-
-
-def run_case(case: str, folder: Path, threads: int) -> None:
-    """Do one case and add it to the results."""
-    torch.set_num_threads(threads)
-    console = Console()
-
-    def ended(_job: Job, run: Run) -> None:
-        console.print(
-            f"{case} {run.folder.name}: best {run.best_accuracy}, {run.time_s:.4g} virtual s", highlight=False
+        experiment = Experiment(
+            recipe_of(workload, fleet, budget),
+            folder / name / f"{stage}-{fleet}",
+            policies=missing,
+            seeds=SEEDS,
+            trajectories=folder / name / "trajectories",
+            keep_models=False,
         )
-
-    runs = experiment(case, folder).execute(Watcher(ends=ended))
-    result = {"rows": judged(runs), "wall_s": sum(run.wall_s for run in runs)}
-    (folder / case / "result.json").write_text(json.dumps(result))
+        experiment.execute(Watcher(ends=ended, remarks=lambda _job, _remark: None))
 
 
-def save(folder: Path, results: Path) -> None:
-    """Write what the cases done so far have given."""
-    cases = {case: json.loads(file.read_text()) for case in CASES if (file := folder / case / "result.json").exists()}
-    machine = {"python": platform.python_version(), "torch": torch.__version__}
-    results.mkdir(parents=True, exist_ok=True)
-    found = {"machine": machine, "cases": cases}
-    (results / "adaptivity.json").write_text(json.dumps(found, indent=1) + "\n")
-    (results / "adaptivity.md").write_text(page(found))
+def line_of(name: str, fleet: str, run: Run) -> dict[str, Any]:
+    """Return what is kept of a run: every time at which its accuracy was better than ever before."""
+    best, curve = -1.0, []
+    for _, time_s, accuracy, _ in (row for block in run.blocks for row in block.evaluations):
+        if accuracy > best:
+            best = accuracy
+            curve.append([float(f"{time_s:.5g}"), float(f"{accuracy:.4f}")])
+    return {
+        "workload": name,
+        "fleet": fleet,
+        "policy": run.policy,
+        "seed": run.seed,
+        "budget_s": budget_s(WORKLOADS[name], fleet),
+        "rounds": run.blocks[-1].last_round,
+        "curve": curve,
+        "plans": plans_of(run),
+    }
+
+
+def plans_of(run: Run) -> list[list[int | None]]:
+    """Return [round, I, L_c] wherever the plan changed; of fixed plans nothing."""
+    plans: list[list[int | None]] = []
+    for block in run.blocks:
+        if not plans or plans[-1][1:] != [block.interval, block.deepest]:
+            plans.append([block.first_round, block.interval, block.deepest])
+    return [] if run.policy.startswith("fixed@") else plans
+
+
+def read_lines(results: Path) -> list[dict[str, Any]]:
+    """Return the results so far."""
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def append_line(results: Path, line: dict[str, Any]) -> None:
+    """Add a result by one single write: several processes add to the file."""
+    handle = os.open(results, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+    finally:
+        os.close(handle)
+
+
+def matches(line: dict[str, Any], name: str, fleet: str) -> bool:
+    """Whether a result is of this workload on this fleet."""
+    return line["workload"] == name and line["fleet"] == fleet
+
+
+# --- judging ---
+
+
+def time_to(line: dict[str, Any], accuracy: float) -> float:
+    """Return the seconds to an accuracy; the budget's end if it was not reached."""
+    times = (time_s for time_s, reached in line["curve"] if reached >= accuracy)
+    return min(next(times, math.inf), line["budget_s"])
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Return the geometric mean."""
+    return float(np.exp(np.mean(np.log(list(values)))))
+
+
+def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per workload, fleet and share whose fixed plans are complete: everybody's ratio to the best."""
+    rows = []
+    for name, workload in WORKLOADS.items():
+        for fleet in FLEETS:
+            by_policy: dict[str, list[dict[str, Any]]] = {}
+            for line in lines:
+                if matches(line, name, fleet):
+                    by_policy.setdefault(line["policy"], []).append(line)
+            whole = {policy: found for policy, found in by_policy.items() if len(found) == SEEDS}
+            if not set(workload.grid) <= set(whole):
+                continue
+            best = max(np.mean([line["curve"][-1][1] for line in whole[plan]]) for plan in workload.grid)
+            for share in SHARES:
+                times = {
+                    policy: geometric_mean(time_to(line, share * best) for line in found)
+                    for policy, found in whole.items()
+                }
+                fastest = min(workload.grid, key=lambda plan: times[plan])
+                reached = all(line["curve"][-1][1] >= share * best for line in whole[fastest])
+                rounds = np.mean([line["rounds"] * times[fastest] / line["budget_s"] for line in whole[fastest]])
+                rows.append(
+                    {
+                        "workload": name,
+                        "fleet": fleet,
+                        "share": share,
+                        "target": share * float(best),
+                        "fastest": fastest,
+                        "fastest_s": times[fastest],
+                        "fastest_rounds": float(rounds),
+                        "fastest_reached": reached,
+                        "ratios": {policy: time_s / times[fastest] for policy, time_s in times.items()},
+                    }
+                )
+    return rows
 
 
 def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--runs", type=Path, default=Path("runs/adaptivity"), help="where runs are kept")
-    parser.add_argument("--jobs", type=int, default=1, help="cases side by side, of one thread each")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for adaptivity.md and .json")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--runs", type=Path, default=Path("runs/adaptivity"), help="where what was trained is kept")
+    parser.add_argument("--jobs", type=int, default=1, help="workloads side by side, of one thread each")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for the results")
+    parser.add_argument("--redo", nargs="+", default=[], help="policies whose results are dropped first")
+    parser.add_argument("--only-report", action="store_true", help="run nothing")
     options = parser.parse_args()
-    threads = 1 if options.jobs > 1 else torch.get_num_threads()
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, maxtasksperchild=1) as pool:
-        todo = [(case, options.runs, threads) for case in options.cases]
-        pool.starmap(run_case, todo, chunksize=1)
-    save(options.runs, options.out)
-    Console().print(page(json.loads((options.out / "adaptivity.json").read_text())), highlight=False)
+    results = options.out / "adaptivity.jsonl"
+    if options.redo:
+        kept = [line for line in read_lines(results) if line["policy"] not in options.redo]
+        results.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept))
+    if not options.only_report:
+        todo = [
+            (name, stage, options.runs, results)
+            for stage in STAGES
+            for name in options.workloads
+            if stage in options.stages
+        ]
+        with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+            pool.starmap(run_stage, todo, chunksize=1)
+    for row in judged(read_lines(results)):
+        print(
+            row["workload"],
+            row["fleet"],
+            row["share"],
+            f"{row['target']:.3f}",
+            row["fastest"],
+            f"{row['fastest_rounds']:.0f}",
+            {k: round(v, 2) for k, v in row["ratios"].items()},
+        )
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ The ways, each training on the same batches of 16 samples per device with plain 
 
 Times are CPU seconds over all threads, of which torch has as many as it takes by default (`--threads` for another
 number). Ways take turns, and each way's time is the least of its repeats. Rounds are timed without averaging, which has
-a column of its own (the engine's averaging and the copying after it). Measuring is what `measure_drift` takes, as a
-share of training if it is done every 60 rounds, as it is by default. Memory is what the peak of a process of its own
+a column of its own (the engine's averaging and the copying after it). Memory is what the peak of a process of its own
 adds over model and batches in two rounds. With `--repeats 1` it is one round, after a warm-up with two devices, and
 time is taken there, so that models fit whose ways do not fit into one process together. The table is printed and saved
 as Markdown, every number beside it as JSON, after every case; rows of earlier runs with as many threads are kept
@@ -40,15 +39,12 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adaptsfl.config import AdaptConfig
 from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel, build, split
 from adaptsfl.training import Batch, Engine, OptimizerSettings, Reference
-from adaptsfl.training.estimate import measure_drift
 from adaptsfl.training.stack import merge
 
 BATCH_SIZE, LEARNING_RATE = 16, 0.01
-MEASURE_EVERY = AdaptConfig().measure_every
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "vgg16-quarter": ("vgg16", {"width": 0.25}),
     "vgg16": ("vgg16", {}),
@@ -193,18 +189,6 @@ def averaging_s(model: SplitModel, deepest: int, devices: int) -> float:
     return min(times)
 
 
-def measuring_s(model: SplitModel, deepest: int, devices: int, batches: list[Batch], repeats: int) -> float:
-    """Return the seconds in which the drift of all copies is measured."""
-    engine = Engine(model, Decision((deepest,) * devices, None), OptimizerSettings("sgd", LEARNING_RATE))
-    engine.round(batches)
-    times = []
-    for _ in range(repeats):
-        started = time.process_time()
-        measure_drift(engine, batches)
-        times.append(time.process_time() - started)
-    return min(times)
-
-
 def measure(model: str, deepest: int, devices: int, repeats: int, with_memory: bool) -> dict[str, Any]:
     """Measure all ways of one case."""
     made, batches = make_model(model), make_batches(devices)
@@ -216,7 +200,6 @@ def measure(model: str, deepest: int, devices: int, repeats: int, with_memory: b
         row["memory_mib"] = {name: mib for name, (mib, _) in measured.items()}
         row.setdefault("seconds", {name: seconds for name, (_, seconds) in measured.items()})
     row["averaging_s"] = averaging_s(made, deepest, devices)
-    row["measuring_s"] = measuring_s(made, deepest, devices, batches, min(repeats, 3))
     return row
 
 
@@ -244,7 +227,6 @@ COLUMNS = (
     "SplitFed / floor",
     "SplitFed / engine",
     "averaging",
-    "measuring",
     "memory MiB: floor, engine, reference, SplitFed",
 )
 
@@ -262,7 +244,6 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
         *(f"{seconds[name] / seconds['floor']:.2f}" for name in ("engine", "engine, I = 1", "reference", "SplitFed")),
         f"{seconds['SplitFed'] / seconds['engine']:.2f}",
         f"{row['averaging_s'] * 1e3:.1f} ms",
-        f"{row['measuring_s'] / (MEASURE_EVERY * seconds['engine']):.1%}" if "measuring_s" in row else "–",
         ", ".join(f"{mib[name]:.0f}" for name in names) if mib else "–",
     )
 

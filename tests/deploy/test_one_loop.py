@@ -152,7 +152,7 @@ def test_given_convergence_allows_any_interval(tmp_path: Path) -> None:
     async def scenario() -> None:
         changes = (TWO, "run.rounds=20", given)
         async with deployed(tmp_path, None, *changes, recipe=by("adaptsfl")) as here:
-            assert here.conductor.loop.beliefs.trusted_interval > 1000
+            assert here.conductor.loop.beliefs.trust().longest_interval > 1000
             await here.finish(devices(here))
 
     played(scenario())

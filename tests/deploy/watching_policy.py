@@ -51,10 +51,11 @@ def describe(seen: Observation) -> dict[str, Any]:
     fleet, costs = seen.fleet, seen.costs
     rates = [getattr(fleet, name).tolist() for name in ("flops", "uplink_bps", "downlink_bps", "fed_uplink_bps")]
     return {
-        "numbers": (seen.round, seen.block, seen.batch_size, seen.epoch_rounds, seen.trusted_interval, seen.probe),
+        "numbers": (seen.round, seen.block, seen.batch_size, seen.epoch_rounds, seen.trust.longest_interval),
         "fleet": (rates, fleet.server, fleet.names, seen.present),
         "costs": (costs.forward_flops.tolist(), costs.backward_flops.tolist(), costs.activation_bits.tolist()),
         "divergence": seen.divergence.tolist(),
         "drawn": seen.rng.bit_generator.state["state"],
-        "drift": seen.convergence.drift_per_layer.tolist(),
+        "rounds": seen.convergence.rounds(16, np.arange(1, seen.layers + 1)).tolist(),
+        "losses": seen.losses.tolist(),
     }

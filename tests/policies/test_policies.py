@@ -13,7 +13,7 @@ from adaptsfl import latency, planner
 from adaptsfl.config import PlannerConfig
 from adaptsfl.convergence import PowerRounds, RoundsTable
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
-from adaptsfl.policies import POLICIES, BasePolicy, Decision, make_policy
+from adaptsfl.policies import POLICIES, BasePolicy, Decision, Trust, make_policy
 from adaptsfl.policies.place import fastest_cuts
 from adaptsfl.policies.rma_ams import balanced_cuts
 from adaptsfl.training import Schedule
@@ -158,15 +158,59 @@ def test_ma_rms_takes_the_best_interval_for_its_cuts():
         assert decided.interval == int(np.argmin(times)) + 1
 
 
+def rounds_per_averaging(cut: int) -> float:
+    """B/A of the fleet by hand with one cut for both."""
+    problem, cuts = by_hand(), np.full(2, cut)
+    return float(problem.aggregation_s(cuts) / problem.round_s(cuts))
+
+
 @pytest.mark.parametrize("name", CONVERGING)
-def test_where_drift_is_to_be_measured_the_interval_lets_it_drift(name):
-    """Without that, who once plans I = 1 would never learn how much longer intervals lose."""
-    model = dataclasses.replace(by_hand().convergence, drift_per_layer=np.full(3, 0.015))
-    found = {probe: made(name).decide(seen(convergence=model, probe=probe)).interval for probe in (1, 4, 50)}
-    assert found[4] == max(4, found[1])
-    assert found[1] < found[50] < 50  # as long as any progress is left
-    limited = seen(convergence=model, probe=4, limits=PlannerConfig(max_interval=2))
-    assert made(name).decide(limited).interval <= 2
+def test_an_interval_is_as_long_as_it_is_trusted(name):
+    """Or as long as one averaging takes, where that is longer; a given interval counts in any case."""
+    level = PowerRounds(np.zeros(3))  # by which the longest interval is best
+    fixed = PlannerConfig(cuts=2)
+    for trusted in (1, 3, 50):
+        decided = made(name).decide(seen(convergence=level, limits=fixed, trust=Trust(longest_interval=trusted)))
+        assert decided.interval == max(trusted, int(rounds_per_averaging(2)))
+    given = PlannerConfig(cuts=2, interval=70)
+    assert made(name).decide(seen(convergence=level, limits=given, trust=Trust(longest_interval=3))).interval == 70
+
+
+def test_a_block_probes_where_plans_may_be_much_too_careful():
+    """Who plans I = 1 learns nothing about longer intervals; probed only if they may matter."""
+    careful, level = PowerRounds(np.full(3, 2.0)), PowerRounds(np.zeros(3))
+    trust = Trust(probe=8, optimistic=level, probe_gain=0.1)
+    assert made("adaptsfl").decide(seen(convergence=careful, trust=trust)).interval == 8
+    for other, limits in (
+        (dataclasses.replace(trust, probe=1), PlannerConfig()),  # enough is known
+        (dataclasses.replace(trust, optimistic=careful), PlannerConfig()),  # nothing to hope for
+        (dataclasses.replace(trust, probe_gain=0.99), PlannerConfig()),  # little to hope for
+        (trust, PlannerConfig(max_interval=7)),
+        (trust, PlannerConfig(interval=1)),
+    ):
+        assert made("adaptsfl").decide(seen(convergence=careful, trust=other, limits=limits)).interval == 1
+
+
+def test_a_plan_is_kept_unless_another_gains_enough():
+    """The second moment's own plan is a little faster, the third's much."""
+    powers = [PowerRounds(np.full(3, p)) for p in (0.1, 0.15, 0.02)]
+    plans = [planner.plan(seen(convergence=model).problem()).interval for model in powers]
+    assert len(set(plans)) == 3
+    policy = made("adaptsfl")
+    trust = Trust(kept_gain=0.05)
+    found = [policy.decide(seen(convergence=model, trust=trust)).interval for model in powers]
+    assert found == [plans[0], plans[0], plans[2]]
+    policy = made("adaptsfl")
+    assert [policy.decide(seen(convergence=model)).interval for model in powers] == plans
+
+
+def test_a_plan_for_other_devices_is_not_kept():
+    policy, trust = made("adaptsfl"), Trust(kept_gain=0.9)
+    model = PowerRounds(np.full(3, 0.3))
+    first = policy.decide(seen(convergence=model, trust=trust, present=(0, 1)))
+    steep = PowerRounds(np.full(3, 2.0))
+    assert policy.decide(seen(convergence=steep, trust=trust, present=(0, 1))) == first
+    assert policy.decide(seen(convergence=steep, trust=trust, present=(1, 2))).interval == 1
 
 
 POWERS = PowerRounds([0.1, 0.1, 0.2])
@@ -184,14 +228,13 @@ def test_every_policy_takes_measured_rounds(name, model):
 
 
 @pytest.mark.parametrize("name", CONVERGING)
-def test_a_table_is_measured_at_an_interval_that_it_has(name):
-    """At most the probe, and trusted: of 1, 3 and 9, that is 3, until 9 is within reach."""
-    table = RoundsTable([1, 3, 9], [[1.0, 4.0, 20.0]] * 3)  # by which I = 1 is best
-    for probe, interval in ((1, 1), (2, 1), (5, 3), (9, 9)):
-        assert made(name).decide(seen(convergence=table, probe=probe)).interval == interval
+def test_of_a_table_the_longest_interval_is_chosen_that_is_trusted(name):
     level = RoundsTable([1, 3, 9], [[1.0, 1.0, 1.0]] * 3)
     for trusted, interval in ((2, 1), (8, 3), (9, 9)):
-        assert made(name).decide(seen(convergence=level, trusted_interval=trusted)).interval == interval
+        limits = PlannerConfig(cuts=1)
+        assert rounds_per_averaging(1) < 2
+        observation = seen(convergence=level, limits=limits, trust=Trust(longest_interval=trusted))
+        assert made(name).decide(observation).interval == interval
 
 
 def test_cuts_that_are_blind_to_convergence_are_the_same_whatever_the_rounds():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptsfl.config import PlannerConfig, Recipe, parse
+from adaptsfl.config import AdaptConfig, PlannerConfig, Recipe, parse
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import FLEETS
@@ -24,6 +24,7 @@ from adaptsfl.runs.deciding import Decider
 from adaptsfl.runs.ending import Ending
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.record import Block, block_line, block_of
+from adaptsfl.training.estimate import ConstantsSample
 
 FLEET = FLEETS["heterogeneous"].sample(3, np.random.default_rng(0))
 COSTS = vgg16(10, 16)
@@ -35,6 +36,7 @@ class Nowhere:
     Args:
         there: who is there, block by block; the last ones stay.
         accuracy: of every evaluation, by round.
+        loss: of training, by round.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Nowhere:
         *,
         there: Sequence[tuple[int, ...]] = ((0, 1, 2),),
         accuracy: Callable[[int], float] = lambda round_: round_ / 100,
+        loss: Callable[[int], float] = lambda _round: 1.0,
         by_interval: bool = True,
         measures: bool = False,
         limit_s: float | None = None,
@@ -49,7 +52,8 @@ class Nowhere:
     ) -> None:
         self.recipe = parse(Recipe, {"model": {"name": "vgg16"}, "fleet": {"devices": 3}, "run": {"rounds": 8, **run}})
         self.seed, self.devices, self.layers, self.limits = 0, 3, COSTS.layers, PlannerConfig()
-        self.there, self.accuracy, self.by_interval = list(there), accuracy, by_interval
+        self.there, self.accuracy, self.loss, self.by_interval = list(there), accuracy, loss, by_interval
+        self.constants: ConstantsSample | None = None
         self.measures, self.planning_limit_s = measures, limit_s
         self.orders: list[Order] = []
 
@@ -69,7 +73,11 @@ class Nowhere:
         cuts[list(scene.members)] = order.decision.cuts
         row = (order.last_round, float(order.last_round), self.accuracy(order.last_round), 1.0)
         return Trained(
-            Learned((1.0,) * order.rounds, divergence=(order.last_round / 10,)),
+            Learned(
+                tuple(self.loss(t) for t in range(order.first_round, order.last_round + 1)),
+                divergence=(order.last_round / 10,),
+                constants=self.constants if order.measure else None,
+            ),
             cuts=tuple(cuts.tolist()),
             time_s=float(order.last_round),
             seconds=dict.fromkeys(PHASES, 0.0),
@@ -128,22 +136,51 @@ def test_a_backend_may_train_a_decision_in_one_block() -> None:
     assert [order.rounds for order in backend.orders] == [6, 2]
 
 
-def test_what_is_measured_is_announced_to_the_policy() -> None:
-    """The first block lets drift be measured, the next ones not before it is due again; where nothing can be, none."""
-    for measures, probes, measured in ((True, [5, 1], ["drift", None]), (False, [1, 1], [None, None])):
-        backend, policy = Nowhere(measures=measures, rounds=10), Told(every(5), estimates=True)
-        loop = BlockLoop(backend, policy)
-        loop.beliefs.is_new_ground = lambda *_: False  # type: ignore[method-assign]
-        list(loop)
-        assert [seen.probe for seen in policy.seen] == probes
+def test_constants_are_measured_where_the_bound_is_planned_with() -> None:
+    """In the first block, then not before they are due again; only where the backend can, and the policy looks."""
+    paper = {"mode": "paper", "target": 1.0, "measure_every": 6}
+    for measures, estimates, mode, measured in (
+        (True, True, paper, [True, False, False, True]),
+        (False, True, paper, [False] * 4),
+        (True, False, paper, [False] * 4),
+        (True, True, {}, [False] * 4),
+    ):
+        backend, policy = Nowhere(measures=measures, rounds=20), Told(every(5), estimates=estimates)
+        backend.recipe = backend.recipe.model_copy(update={"adapt": parse(AdaptConfig, mode)})
+        backend.constants = ConstantsSample(1.0, (0,), np.ones((1, COSTS.layers)), np.ones(COSTS.layers))
+        list(BlockLoop(backend, policy))
         assert [order.measure for order in backend.orders] == measured
 
 
-def test_a_policy_that_does_not_ask_for_estimates_is_not_measured() -> None:
-    backend, policy = Nowhere(measures=True), Told(every(4))
+def test_a_policy_sees_the_losses_of_every_round() -> None:
+    backend, policy = Nowhere(loss=lambda round_: 1 / round_), Told(every(3))
     list(BlockLoop(backend, policy))
-    assert [seen.probe for seen in policy.seen] == [1, 1]
-    assert all(order.measure is None for order in backend.orders)
+    assert [seen.losses.tolist() for seen in policy.seen] == [[], [1, 1 / 2, 1 / 3], [1 / k for k in range(1, 7)]]
+
+
+def test_jumps_of_the_loss_shorten_what_is_planned() -> None:
+    """Copies that gain 90 % by themselves and lose it when they are averaged: longer intervals are worth little."""
+
+    def jumping(round_: int) -> float:
+        return 2.0 if round_ % 8 == 1 else 0.2
+
+    found = []
+    for loss in (jumping, lambda round_: 2.0 - 0.001 * round_):
+        policy = Told(every(8), estimates=True)
+        list(BlockLoop(Nowhere(loss=loss, rounds=40), policy))
+        found.append([float(seen.convergence.rounds(16, COSTS.layers)) for seen in policy.seen])
+    worse, better = found
+    assert worse[0] == worse[1] == better[0] == better[1]  # before the first averaging is seen
+    assert worse[-1] > worse[0] > better[-1]
+
+
+def test_trust_grows_with_rounds() -> None:
+    policy = Told(every(8), estimates=True)
+    list(BlockLoop(Nowhere(rounds=80), policy))
+    trusted = [seen.trust.longest_interval for seen in policy.seen]
+    assert trusted[:4] == [8, 8, 8, 8]
+    assert trusted[-1] == 72 // 4
+    assert [seen.trust.probe for seen in policy.seen[:5]] == [8, 8, 8, 1, 1]  # until two averagings were seen
 
 
 def test_divergence_is_that_of_the_block_before() -> None:
@@ -196,7 +233,8 @@ def test_going_on_after_any_block_is_as_if_nothing_had_happened(done: int, round
 
     def make() -> tuple[Nowhere, Told]:
         there = [(0, 1, 2), (0, 1, 2), (0, 2), (0, 2), (0, 1, 2)]
-        return Nowhere(there=there, rounds=12), Told(every(2, 3, rounds), every(2, 1, rounds), every(4, 2))
+        backend = Nowhere(there=there, rounds=12, loss=lambda round_: 2.0 if round_ % 4 == 1 else 1.0)
+        return backend, Told(every(2, 3, rounds), every(2, 1, rounds), every(4, 2), estimates=True)
 
     backend, whole = make()
     blocks = list(BlockLoop(backend, whole))
@@ -208,9 +246,12 @@ def test_going_on_after_any_block_is_as_if_nothing_had_happened(done: int, round
     assert loop.blocks == done
     rest = list(loop)
     assert [block_line(block) for block in rest] == [block_line(block) for block in blocks[done:]]
-    assert [(seen.round, seen.block, seen.divergence.tolist()) for seen in again.seen] == [
-        (seen.round, seen.block, seen.divergence.tolist()) for seen in whole.seen
-    ]
+    assert [shown(seen) for seen in again.seen] == [shown(seen) for seen in whole.seen]
+
+
+def shown(seen: Observation) -> tuple[Any, ...]:
+    rounds = seen.convergence.rounds(16, np.arange(1, seen.layers + 1)).tolist()
+    return seen.round, seen.block, seen.divergence.tolist(), seen.losses.tolist(), rounds, seen.trust.longest_interval
 
 
 # --- policies that take their time ---

@@ -17,9 +17,9 @@ from simulation.tiny import learning, step, world
 
 STEPS = [
     step(2, 2, 2),
-    step(3, 3, 4, measure="drift"),
+    step(3, 3, 4, measure=True),
     step(2, 2, 1, present=((0, 2, 3), (2, 3))),
-    step(2, 1, 3, measure="constants"),
+    step(2, 1, 3, measure=True),
     step(4, 2, 3, ((3, 4),), final=True),
     step(3, None, 2),
 ]
@@ -241,7 +241,7 @@ def test_a_batch_of_one_cannot_be_measured() -> None:
     lone = world(training={"batch_size": 1})
     trajectory = learning(lone, "engine", Store())
     with pytest.raises(InvalidInput, match=r"raise training\.batch_size"):
-        trajectory.learn(step(2, 2, 2, measure="drift"))
+        trajectory.learn(step(2, 2, 2, measure=True))
 
 
 def tokens(count: int = 64) -> tuple[list, list]:
@@ -261,7 +261,7 @@ def test_sequences_are_trained_and_evaluated() -> None:
     assert loss == pytest.approx(2.4, abs=0.3)
     assert accuracy * 160 == pytest.approx(round(accuracy * 160))
     trajectory = learning(language, "engine", Store())
-    learned = trajectory.learn(step(8, 4, 2, measure="drift"))
+    learned = trajectory.learn(step(8, 4, 2, measure=True))
     assert learned.losses[-1] < learned.losses[0]
     ((_, _, after),) = learned.evaluations[-1:]
     assert after < loss

@@ -20,7 +20,7 @@ from adaptsfl.simulation.experiment import MODEL, Experiment, Watcher
 from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.world import World, make_world
 from adaptsfl.training import Engine, Sequential
-from adaptsfl.training.estimate import CONSTANTS_COST, DRIFT_COST
+from adaptsfl.training.estimate import CONSTANTS_COST
 from simulation.tiny import learning, recipe, record_of, simulation, step, world
 
 # Short intervals, so that eight rounds are several blocks.
@@ -102,17 +102,18 @@ def test_the_same_seed_gives_the_same_record(policy: str, short: World, twin: Wo
     assert first[-1].evaluations[-1][1] == first[-1].time_s
 
 
-def test_measuring_is_charged(short: World) -> None:
-    """Two more rounds, without an averaging, after the last round of the block in which drift was measured."""
+def test_measuring_is_charged() -> None:
+    """Four more rounds, without an averaging, after the last round of the block in which constants were measured."""
+    short = world(**SHORT, adapt={"mode": "paper", "target": 5.0})
     first = blocks_of(short, "adaptsfl")[0]
-    assert first.measuring == DRIFT_COST == 2
+    assert first.measuring == CONSTANTS_COST == 4
     cuts, fleet = first.cuts, short.fleet_at(1)
     alone = round_time("engine", cuts, fleet, short.costs, short.batch_size)
     averaged = round_time("engine", cuts, fleet, short.costs, short.batch_size, range(1, first.deepest + 1))
-    expected = (first.rounds - 1 + DRIFT_COST) * alone.total_s + averaged.total_s
+    expected = (first.rounds - 1 + CONSTANTS_COST) * alone.total_s + averaged.total_s
     assert first.time_s == pytest.approx(expected)
     assert first.length_s == pytest.approx(expected)
-    assert first.predicted_s == pytest.approx(expected - DRIFT_COST * alone.total_s)
+    assert first.predicted_s == pytest.approx(expected - CONSTANTS_COST * alone.total_s)
 
 
 def test_another_fleet_learns_the_same_in_another_time(rounds: list[int]) -> None:
@@ -459,5 +460,5 @@ def test_adaptsfl_learns_the_digits() -> None:
     blocks = list(sim)
     assert sim.ended_by == "target"
     assert max(row[2] for row in blocks[-1].evaluations) >= 0.95
-    assert any(block.measuring for block in blocks)
+    assert blocks[0].estimates["averagings"] == 0 < blocks[-1].estimates["averagings"]
     assert any(block.interval != 1 for block in blocks)

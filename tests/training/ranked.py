@@ -18,7 +18,7 @@ from adaptsfl.training import (
     load_checkpoint,
     save_checkpoint,
 )
-from adaptsfl.training.estimate import SmoothnessProbe, measure_constants, measure_drift
+from adaptsfl.training.estimate import SmoothnessProbe, measure_constants
 from adaptsfl.training.ranks import Ranks, assigned
 from training.cases import make_batches, make_model, make_odd_norms
 
@@ -81,7 +81,7 @@ def trained(ranks: Ranks, cases: Sequence[Case]) -> list[tuple[list[list[float]]
 
 
 def measured(ranks: Ranks, cases: Sequence[Case]) -> list[tuple[Any, ...]]:
-    """Return drift and constants of every case, measured two rounds after the beginning, and what a probe finds."""
+    """Return the constants of every case, measured two rounds after the beginning, and what a probe finds."""
     found = []
     for case in cases:
         engine = engine_of(case, ranks)
@@ -90,10 +90,10 @@ def measured(ranks: Ranks, cases: Sequence[Case]) -> list[tuple[Any, ...]]:
         for t in (1, 2):
             engine.round(mine(engine, batches(t), EVERYBODY))
         given = mine(engine, batches(9), present)
-        drift, constants = measure_drift(engine, given, present), measure_constants(engine, given, present)
+        constants = measure_constants(engine, given, present)
         probe = SmoothnessProbe(engine, given, present)
         engine.round(mine(engine, batches(3), EVERYBODY))
-        found.append((vars(drift), vars(constants), probe.measure(engine), engine.state()))
+        found.append((vars(constants), probe.measure(engine), engine.state()))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Drift and the paper's constants, measured: against plain autograd on the reference's copies, and by hand."""
+"""The paper's constants, measured: against plain autograd on the reference's copies, and by hand."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from adaptsfl.training.estimate import (
     MovingConstants,
     SmoothnessProbe,
     measure_constants,
-    measure_drift,
 )
 from adaptsfl.training.settings import sample_cross_entropy, shares_of
 from training.cases import make_batches, make_model
@@ -101,14 +100,6 @@ def same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     )
 
 
-def halves(batches: Sequence[Batch]) -> list[list[Batch]]:
-    return [[(x[k::2], y[k::2]) for x, y in batches] for k in range(2)]
-
-
-def dots(a: Sequence[Tensor], b: Sequence[Tensor]) -> np.ndarray:
-    return np.array([float(x @ y) for x, y in zip(a, b, strict=True)])
-
-
 @pytest.mark.parametrize("devices", [None, (1, 3), (2,)])
 @pytest.mark.parametrize("rounds", [0, 3, 4])
 def test_gradients_are_autograds(rounds: int, devices: tuple[int, ...] | None) -> None:
@@ -140,7 +131,6 @@ def test_measuring_changes_nothing(norm: str, interval: int, statistics: str) ->
     measured, left_alone = (trained(model, 3, plan, statistics=statistics)[0] for _ in range(2))
     batches = make_batches(model, SHAPE, (4, 4, 8, 4))(99)
     before = measured.snapshot()
-    measure_drift(measured, batches)
     measure_constants(measured, batches)
     SmoothnessProbe(measured, batches).measure(measured)
     assert_equal(measured.snapshot().tensors, before.tensors)
@@ -155,53 +145,6 @@ def assert_equal(found: Sequence[dict[str, Tensor]], expected: Sequence[dict[str
         assert a.keys() == b.keys()
         for name in a:
             assert torch.equal(a[name], b[name]), name
-
-
-@pytest.mark.parametrize("present", [None, (0, 2, 3)])
-def test_drift_is_what_the_halves_give(present: tuple[int, ...] | None) -> None:
-    """With a, b the halves, g at the mean and d = g − ḡ: ⟨g_a, g_b⟩, (⟨g_a, d_b⟩ + ⟨g_b, d_a⟩)/2 and ⟨d_a, d_b⟩."""
-    model = make_model("vgg_digits", width=0.25)
-    fast, slow = trained(model, 3)
-    devices = present or tuple(range(4))
-    batches = pick(make_batches(model, SHAPE, SIZES)(99), present)
-    sample = measure_drift(fast, batches, present)
-    straight = [by_autograd(slow, half, devices, range(4)) for half in halves(batches)]
-    at_copies = [by_autograd(slow, half, devices) for half in halves(batches)]
-    bent = [[x - y for x, y in zip(g, c, strict=True)] for g, c in zip(straight, at_copies, strict=True)]
-    assert (sample.age, sample.deepest) == (3, 3)
-    assert np.allclose(sample.squared_norm, dots(*straight), atol=EXACT)
-    assert np.allclose(sample.lost, (dots(straight[0], bent[1]) + dots(straight[1], bent[0])) / 2, atol=EXACT)
-    assert np.allclose(sample.drift, dots(*bent), atol=EXACT)
-    assert np.abs(sample.lost[:3]).max() > 1e-9  # the copies have really drifted
-    total = float(sample.squared_norm.sum())
-    expected = float(sample.lost.sum()) / total if total > 0 else None
-    assert sample.lost_share == expected
-
-
-@pytest.mark.parametrize("norm", ["none", "batch"])
-@pytest.mark.parametrize("rounds", [0, 4])
-def test_equal_copies_have_not_drifted(rounds: int, norm: str) -> None:
-    """Before the first round and right after an averaging both gradients are the same, also with batch-norm."""
-    model = make_model("vgg_digits", width=0.25, norm=norm)
-    fast, _ = trained(model, rounds)
-    sample = measure_drift(fast, make_batches(model, SHAPE, (4, 4, 6, 4))(99))
-    assert sample.age == 0
-    assert np.abs(sample.lost).max() < EXACT
-    assert np.abs(sample.drift).max() < EXACT
-    assert np.abs(sample.squared_norm).max() > 1e-6
-
-
-def test_spread_by_hand() -> None:
-    """Device i has the loss (w x_i)²/2 at w = 1, so its gradient is x_i²: 1, 4, 9, 16.
-
-    Devices 0 and 2 have the mean 5, devices 1 and 3 the mean 10; (10 − 5)² / (1/2 + 1/2) = 25. Without the last one
-    device 1 is alone with 4: (5 − 4)² / (1/2 + 1) = 2/3.
-    """
-    fast = quadratic([1.0], 4)
-    batches = [points([[x], [x]]) for x in (1.0, 2.0, 3.0, 4.0)]
-    assert measure_drift(fast, batches).spread[0] == pytest.approx(25.0)
-    assert measure_drift(fast, batches[:3], (0, 1, 2)).spread[0] == pytest.approx(2 / 3)
-    assert measure_drift(fast, batches[:1], (0,)).spread[0] == 0  # nobody to differ from
 
 
 class Diagonal(nn.Module):
@@ -246,21 +189,6 @@ def test_constants_by_hand() -> None:
     assert sample.devices == (0, 1)
 
 
-def test_drift_by_hand() -> None:
-    """As above, with other data for device 1, x = (1, 1): ∇F_0 = diag(4, 1) w and ∇F_1 = w.
-
-    ∇f(w̄) = (2.5·0.95, 1) = (2.375, 1); ḡ = ((3.6 + 1)/2, 1) = (2.3, 1); the difference is (0.075, 0). So ‖∇f‖² is
-    6.640625, lost 2.375·0.075 = 0.178125, and Δ = 0.005625.
-    """
-    fast = quadratic([1.0, 1.0], 2)
-    fast.round([points([[1.0, 0.0]]), points([[0.0, 0.0]])])
-    sample = measure_drift(fast, [points([[2.0, 1.0]] * 2), points([[1.0, 1.0]] * 2)])
-    assert sample.squared_norm[0] == pytest.approx(6.640625)
-    assert sample.lost[0] == pytest.approx(0.178125)
-    assert sample.drift[0] == pytest.approx(0.005625)
-    assert sample.lost_share == pytest.approx(0.178125 / 6.640625)
-
-
 def test_variance_by_hand() -> None:
     """Samples 1 and 3 at w = 1 have the gradients 1 and 9: σ² = (9 − 1)²/4 = 16; the other device's is 0; mean 8."""
     sample = measure_constants(quadratic([1.0], 2), [points([[1.0], [3.0]]), points([[2.0], [2.0]])])
@@ -288,9 +216,8 @@ def test_smoothness_between_two_iterates() -> None:
 def test_a_lone_sample_is_refused() -> None:
     fast = quadratic([1.0], 2)
     batches = [points([[1.0], [2.0]]), points([[1.0]])]
-    for measure in (measure_drift, measure_constants):
-        with pytest.raises(InvalidInput, match=r"batches\[1\].*1 sample.*raise training.batch_size"):
-            measure(fast, batches)
+    with pytest.raises(InvalidInput, match=r"batches\[1\].*1 sample.*raise training.batch_size"):
+        measure_constants(fast, batches)
 
 
 def test_moving_constants() -> None:

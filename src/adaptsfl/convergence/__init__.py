@@ -5,6 +5,7 @@ whose drift leaves no progress; powers and tables are measured, and count rounds
 """
 
 from adaptsfl.convergence.bound import Constants, ConvergenceModel, drift_per_layer, gradient_bound, noise_floor
+from adaptsfl.convergence.estimator import PowerEstimate, PowerEstimator
 from adaptsfl.convergence.measured import PowerRounds, RoundsTable
 from adaptsfl.convergence.rounds import LARGEST_POWER, LONGEST_INTERVAL, Form, Intervals, RoundsModel
 from adaptsfl.convergence.section import model_from
@@ -16,6 +17,8 @@ __all__ = [
     "ConvergenceModel",
     "Form",
     "Intervals",
+    "PowerEstimate",
+    "PowerEstimator",
     "PowerRounds",
     "RoundsModel",
     "RoundsTable",

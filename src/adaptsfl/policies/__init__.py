@@ -1,7 +1,17 @@
 """Who chooses the interval and the cuts: AdaptSFL, the paper's benchmarks, the classical ways, the user's own."""
 
 from adaptsfl.decisions import Decision
-from adaptsfl.policies.policy import BasePolicy, Observation, Policy, Trainer
+from adaptsfl.policies.policy import BasePolicy, Observation, Policy, Trainer, Trust
 from adaptsfl.policies.registry import POLICIES, make_policy, option_names
 
-__all__ = ["POLICIES", "BasePolicy", "Decision", "Observation", "Policy", "Trainer", "make_policy", "option_names"]
+__all__ = [
+    "POLICIES",
+    "BasePolicy",
+    "Decision",
+    "Observation",
+    "Policy",
+    "Trainer",
+    "Trust",
+    "make_policy",
+    "option_names",
+]

@@ -1,13 +1,22 @@
 """AdaptSFL: interval and cuts planned together, from what is measured and estimated now."""
 
+import numpy as np
+
+from adaptsfl import planner
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
-from adaptsfl.policies.place import measurable_plan
+from adaptsfl.planner import Plan
+from adaptsfl.policies.place import trusted_plan, worth_probing
 from adaptsfl.policies.policy import BasePolicy, Observation, decision
 
 
 class AdaptSFL(BasePolicy):
-    """The paper's own: plan, train for I rounds, plan again. `mode` and `target` are as in the recipe's [adapt]."""
+    """The paper's own: plan, train for I rounds, plan again. `mode` and `target` are as in the recipe's [adapt].
+
+    Paper: every block has the plan of its moment. Here: the last plan is kept unless the new one is faster by
+    `Trust.kept_gain`. Because: what is believed about convergence is an estimate, and changing the interval or L_c
+    costs rounds that no model counts.
+    """
 
     title = "AdaptSFL"
     estimates = True
@@ -17,8 +26,25 @@ class AdaptSFL(BasePolicy):
             raise InvalidInput("mode", f"is {mode!r}", "Give 'calibrated' or 'paper'")
         given = {"mode": mode, "target": target}
         self.adapt = {name: value for name, value in given.items() if value is not None}
+        self._last: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None  # interval, cuts, whose
 
     def decide(self, seen: Observation) -> Decision:
-        """Return the optimum of this moment's problem; where drift is to be measured, with an interval that lets it."""
-        plan = measurable_plan(seen)
+        """Return the optimum of this moment's problem, as far as it is trusted; or a block that shows more."""
+        plan = trusted_plan(seen)
+        if worth_probing(seen, plan):
+            probe = planner.plan(seen.problem(interval=seen.trust.probe))
+            return decision(probe.cuts, probe.interval)
+        if (kept := self._kept(seen, plan)) is not None:
+            return kept
+        self._last = plan.interval, tuple(plan.cuts.tolist()), seen.present
         return decision(plan.cuts, plan.interval)
+
+    def _kept(self, seen: Observation, plan: Plan) -> Decision | None:
+        """Return the last plan if it still holds for these devices and the new one gains little; else None."""
+        if self._last is None or not seen.trust.kept_gain:
+            return None
+        interval, cuts, present = self._last
+        if present != seen.present or len(cuts) != seen.devices:
+            return None
+        last_s = float(seen.problem().time_to_target_s(interval, np.array(cuts)))
+        return decision(cuts, interval) if plan.predicted_time_s > (1 - seen.trust.kept_gain) * last_s else None

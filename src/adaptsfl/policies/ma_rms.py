@@ -2,7 +2,7 @@
 
 from adaptsfl.decisions import Decision
 from adaptsfl.policies.draw import random_cuts
-from adaptsfl.policies.place import measurable_plan
+from adaptsfl.policies.place import trusted_plan
 from adaptsfl.policies.policy import BasePolicy, Observation, decision
 
 
@@ -13,6 +13,6 @@ class RandomCuts(BasePolicy):
     estimates = True
 
     def decide(self, seen: Observation) -> Decision:
-        """Draw cuts and plan the interval: Theorem 2; where drift is to be measured, an interval that lets it."""
+        """Draw cuts and plan the interval: Theorem 2, or the closed form for powers."""
         cuts = random_cuts(seen)
-        return decision(cuts, seen.limits.interval or measurable_plan(seen, cuts=cuts).interval)
+        return decision(cuts, seen.limits.interval or trusted_plan(seen, cuts=cuts).interval)

@@ -1,4 +1,4 @@
-"""Plans with an interval that lets drift be measured; cuts without a thought for convergence."""
+"""Plans as far as they are trusted; cuts without a thought for convergence."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,26 +8,42 @@ import numpy as np
 
 from adaptsfl import checks, planner
 from adaptsfl.checks import FloatArray, IntArray
-from adaptsfl.convergence import PowerRounds
+from adaptsfl.convergence import LONGEST_INTERVAL, PowerRounds
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.planner import Plan, PlanProblem
 from adaptsfl.policies.policy import Observation
 
 
-def measurable_plan(seen: Observation, **fixed: Any) -> Plan:
-    """Return the best plan of this moment; where drift is to be measured, the best with an interval that lets it.
+def trusted_plan(seen: Observation, **fixed: Any) -> Plan:
+    """Return the best plan of this moment whose interval is trusted.
 
-    Without this a plan of I = 1 would never be mended: nothing drifts, so nothing is learned about drift.
+    That is an interval that experience speaks for. Or one in which training takes no longer than one averaging: if it
+    is a mistake, it costs as much as one averaging.
     """
     plan = planner.plan(seen.problem(**fixed))
-    if seen.limits.interval is None:
-        longest = min(seen.probe, seen.limits.max_interval or seen.probe)
-        for interval in range(longest, plan.interval, -1):
-            try:
-                return planner.plan(seen.problem(**fixed, interval=interval))
-            except InfeasiblePlan:  # so long a drift would leave no progress, as far as is known
-                continue
-    return plan
+    longest = max(seen.trust.longest_interval, averaging_rounds(seen, plan))
+    if seen.limits.interval is not None or plan.interval <= longest:
+        return plan
+    return planner.plan(seen.problem(**fixed, max_interval=longest))
+
+
+def averaging_rounds(seen: Observation, plan: Plan) -> int:
+    """Return B/A: the rounds that take as long as one averaging, under a plan's cuts."""
+    problem = seen.problem()
+    round_s, averaging_s = float(problem.round_s(plan.cuts)), float(problem.aggregation_s(plan.cuts))
+    return int(min(averaging_s / round_s, LONGEST_INTERVAL)) if round_s > 0 else LONGEST_INTERVAL
+
+
+def worth_probing(seen: Observation, plan: Plan, **fixed: Any) -> bool:
+    """Whether to look how much copies drift: the plan would not show it, and might be much too careful."""
+    trust, limits = seen.trust, seen.limits
+    if plan.interval >= trust.probe or trust.optimistic is None or limits.interval is not None:
+        return False
+    if limits.max_interval is not None and limits.max_interval < trust.probe:
+        return False
+    problem = seen.problem(**fixed, convergence=trust.optimistic)
+    least_s = planner.plan(problem).predicted_time_s
+    return least_s < (1 - trust.probe_gain) * float(problem.time_to_target_s(plan.interval, plan.cuts))
 
 
 def fastest_cuts(seen: Observation, interval: int | None) -> IntArray:

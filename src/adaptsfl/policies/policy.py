@@ -26,6 +26,26 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
+class Trust:
+    """How far plans may follow what is believed about convergence.
+
+    Attributes:
+        longest_interval: the longest interval that experience speaks for, or as many rounds as one averaging takes
+            where that is more.
+        kept_gain: a plan is kept unless another is faster by this part.
+        probe: the least interval that would show how much copies drift; 1 where enough is known.
+        optimistic: `Observation.convergence` if longer intervals cost as little as is still plausible.
+        probe_gain: what a probing block must promise under `optimistic`.
+    """
+
+    longest_interval: int = LONGEST_INTERVAL
+    kept_gain: float = 0.0
+    probe: int = 1
+    optimistic: RoundsModel | None = None
+    probe_gain: float = 0.0
+
+
+@dataclass(frozen=True)
 class Observation:
     """All that a policy may look at; devices are those present, numbered from 0 in the order of `fleet`.
 
@@ -40,8 +60,8 @@ class Observation:
         limits: the recipe's [planner]: what may be chosen.
         rng: seeded by run and block, so a random policy is the same whatever ran before it.
         present: which devices of the whole fleet these are, as indices from 0 on; empty where all are.
-        trusted_interval: the longest interval that the measurements behind `convergence` speak for.
-        probe: the least interval that lets drift be measured in this block; 1 where nothing is to be measured.
+        losses: mean training loss of every round so far; empty before the first.
+        trust: how far plans may follow `convergence`.
     """
 
     round: int
@@ -55,8 +75,8 @@ class Observation:
     divergence: FloatArray = field(default_factory=lambda: np.zeros(0))
     limits: PlannerConfig = field(default_factory=PlannerConfig)
     present: tuple[int, ...] = ()
-    trusted_interval: int = LONGEST_INTERVAL
-    probe: int = 1
+    losses: FloatArray = field(default_factory=lambda: np.zeros(0))
+    trust: Trust = field(default_factory=Trust)
 
     @property
     def devices(self) -> int:
@@ -74,20 +94,16 @@ class Observation:
         return self.problem().allowed
 
     def problem(self, **fixed: Any) -> PlanProblem:
-        """Return the planning problem of this moment; `interval` and `cuts` may be fixed."""
-        chosen = {"interval": self.limits.interval, "cuts": self._fixed_cuts(), **fixed}
+        """Return the planning problem of this moment; `interval` and `cuts` may be fixed, other fields changed."""
         longest = LONGEST_INTERVAL if self.limits.max_interval is None else self.limits.max_interval
-        if chosen["interval"] is None:
-            longest = min(longest, self.trusted_interval)
-        return PlanProblem(
-            self.fleet,
-            self.costs,
-            self.convergence,
-            self.batch_size,
-            max_interval=longest,
-            allowed_cuts=self.limits.allowed_cuts,
-            **chosen,
-        )
+        usual = {
+            "convergence": self.convergence,
+            "interval": self.limits.interval,
+            "max_interval": longest,
+            "cuts": self._fixed_cuts(),
+            "allowed_cuts": self.limits.allowed_cuts,
+        }
+        return PlanProblem(self.fleet, self.costs, batch_size=self.batch_size, **{**usual, **fixed})
 
     def of_those_present(self, name: str, values: Sequence[Value]) -> list[Value]:
         """Return the entries of a list of one per device of the whole fleet that belong to those present."""

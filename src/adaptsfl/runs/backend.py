@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from adaptsfl.config import PlannerConfig, Recipe
 from adaptsfl.costs import CutCosts
 from adaptsfl.decisions import Decision
 from adaptsfl.fleet import Fleet
 from adaptsfl.runs.record import Evaluation
-from adaptsfl.training.estimate import ConstantsSample, DriftSample
+from adaptsfl.training.estimate import ConstantsSample
 
-Measurement = Literal["drift", "constants"]
 Present = tuple[tuple[int, ...], ...]  # the devices in every round of a block
 
 
@@ -40,7 +39,7 @@ class Order:
         rounds: how many.
         first_round: the number of the first of them, from 1 on.
         present: who takes part, round by round, where that is known before; None for everybody in the scene.
-        measure: what to measure at the start of the last round, when the copies have drifted longest.
+        measure: whether to measure the paper's constants at the start of the last round, when copies differ most.
         final: whether the run ends with the last round, so that the model is evaluated after it in any case.
     """
 
@@ -48,7 +47,7 @@ class Order:
     rounds: int
     first_round: int
     present: Present | None = None
-    measure: Measurement | None = None
+    measure: bool = False
     final: bool = False
 
     @property
@@ -65,13 +64,12 @@ class Learned:
         losses: the mean training loss of every round.
         evaluations: (round, accuracy, loss) on the test samples.
         divergence: ‖w_i − w̄‖/‖w̄‖ of every client-specific layer before it was last averaged.
-        drift, constants: what was measured.
+        constants: the paper's, where they were measured.
     """
 
     losses: tuple[float, ...]
     evaluations: tuple[tuple[int, float, float], ...] = ()
     divergence: tuple[float, ...] = ()
-    drift: DriftSample | None = None
     constants: ConstantsSample | None = None
 
 

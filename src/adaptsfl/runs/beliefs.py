@@ -1,5 +1,6 @@
-"""What a run believes about convergence and about its fleet, from what it measured on the way."""
+"""What a run believes about convergence and about its fleet, from what it has seen on the way."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -7,150 +8,191 @@ import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.config import AdaptConfig, Recipe
-from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel, RoundsModel, model_from, noise_floor
+from adaptsfl.convergence import (
+    ConvergenceModel,
+    PowerEstimator,
+    PowerRounds,
+    RoundsModel,
+    model_from,
+    noise_floor,
+)
+from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, inside
 from adaptsfl.fleet import RATES, Fleet
-from adaptsfl.runs.backend import Learned, Measurement
-from adaptsfl.training.calibration import FIRST_INTERVAL, Calibration
-from adaptsfl.training.estimate import CONSTANTS_COST, DRIFT_COST, MovingConstants
+from adaptsfl.policies import Trust
+from adaptsfl.runs.record import Block
+from adaptsfl.training.estimate import ConstantsSample, MovingConstants
 
 # Rates are averaged over about this many rounds: long enough to see through noise, short enough to follow changes.
 MEMORY_ROUNDS = 20
-# Rounds of training that a measurement takes.
-MEASURING_ROUNDS: dict[Measurement, int] = {"drift": DRIFT_COST, "constants": CONSTANTS_COST}
 # Where the paper's bound leaves no budget at all, this part of ε is left, so that I = 1 is planned.
 LEAST_BUDGET = 1e-3
+# The interval while the paper's constants are not measured yet: copies have to differ for that.
+UNMEASURED_INTERVAL = 5
+LOW, HIGH = 0.1, 0.9  # the range that is shown for an estimate: eight times of ten it is within
 
 
 class Beliefs(Protocol):
     """Beliefs about convergence, in one of the two modes.
 
     Attributes:
-        measurement: what is measured.
-        probe: the least interval of a block at whose end drift is measured.
+        needs_constants: whether the paper's constants are to be measured while training.
     """
 
-    measurement: Measurement | None
-    probe: int
-
-    @property
-    def trusted_interval(self) -> int:
-        """The longest interval that the measurements speak for."""
-        ...
-
-    def is_new_ground(self, interval: int | None, deepest: int) -> bool:
-        """Whether a plan goes so far beyond what was measured that it is to be measured itself."""
-        ...
+    needs_constants: bool
 
     def model(self, devices: int) -> RoundsModel:
         """Return what to plan with."""
         ...
 
-    def learn(self, learned: Learned) -> None:
-        """Take in what a block gave."""
+    def trust(self) -> Trust:
+        """Return how far plans may follow the model."""
         ...
 
-    def data(self) -> dict[str, Any]:
-        """Return what is believed, for the record."""
+    def learn(self, block: Block) -> None:
+        """Take in a block that was trained, now or before a restart."""
+        ...
+
+    def measured(self, sample: ConstantsSample) -> None:
+        """Take in measured constants."""
+        ...
+
+    def data(self, decision: Decision) -> Mapping[str, Any]:
+        """Return what is believed, above all of the rounds that a decision needs, for the record."""
         ...
 
 
 class Calibrated:
-    """The default: measured drift."""
+    """The default: rounds as powers of the interval, estimated from training losses.
 
-    measurement: Measurement | None = "drift"
-    probe = FIRST_INTERVAL
+    Args:
+        powers: what a recipe gives to begin with, one per L_c.
+    """
 
-    def __init__(self, layers: int, learning_rate: float, measure_every: int) -> None:
-        self.learning_rate, self.measure_every = learning_rate, measure_every
-        self.calibration = Calibration(layers)
-        self.last: dict[str, Any] = {}
+    needs_constants = False
 
-    @property
-    def trusted_interval(self) -> int:
-        """The longest interval that measurements speak for; a block that outlasts their pace could not be mended."""
-        return min(self.calibration.longest_interval, max(FIRST_INTERVAL, self.measure_every))
+    def __init__(self, layers: int, adapt: AdaptConfig, powers: checks.FloatArray | None = None) -> None:
+        self.settings = adapt.calibration
+        self.estimator = PowerEstimator(layers, self.settings, powers)
+        self.estimate = self.estimator.estimate()
+        self.rounds = 0
 
-    def is_new_ground(self, interval: int | None, deepest: int) -> bool:
-        """Whether a plan lets copies drift much further than was ever measured."""
-        return interval is not None and interval > 1 and self.calibration.is_new_ground(interval, deepest)
+    def model(self, devices: int) -> RoundsModel:
+        """Return the expected rounds."""
+        return self.estimate.model
 
-    def model(self, devices: int) -> ConvergenceModel:
-        """Return what to plan with."""
-        return self.calibration.model(self.learning_rate)
+    def trust(self) -> Trust:
+        """Return the rules that keep a guess from doing harm: docs/calibration.md says why each of them is there."""
+        known = self.settings
+        due = self.estimate.long_averagings < known.probes
+        return Trust(
+            longest_interval=max(known.long_block, int(known.growth * self.rounds)),
+            kept_gain=known.kept_gain,
+            probe=known.long_block if due else 1,
+            probe_gain=known.probe_gain,
+            optimistic=self.estimate.model_at(LOW),
+        )
 
-    def learn(self, learned: Learned) -> None:
-        """Take in a measured drift."""
-        sample = learned.drift
-        if sample is not None:
-            self.calibration = self.calibration.with_sample(sample)
-            self.last = {
-                "gradient_norm2": float(sample.squared_norm.sum()),
-                "drift": float(sample.drift.sum()),
-                "lost_share": sample.lost_share,
-                "drift_age": sample.age,
-            }
+    def learn(self, block: Block) -> None:
+        """Take in a block's losses. Where layers have intervals of their own, they are not averaged together."""
+        interval = None if block.layer_intervals else block.interval
+        self.estimator.learn(block.losses, interval, block.deepest)
+        self.estimate = self.estimator.estimate()
+        self.rounds = block.last_round
 
-    def data(self) -> dict[str, Any]:
-        """Return the fit and the last measurement."""
-        scale, power = self.calibration.fit()
-        known = {"scale": scale, "power": power, "noise_to_signal": self.calibration.noise_to_signal}
-        return {**known, "shape": self.calibration.shape.tolist(), **self.last}
+    def measured(self, sample: ConstantsSample) -> None:
+        """Ignore constants: nothing here rests on them."""
+
+    def data(self, decision: Decision) -> Mapping[str, Any]:
+        """Return κ, the powers, and the rounds that the decision needs relative to I = 1, with their range."""
+        estimate = self.estimate
+        data: dict[str, Any] = {
+            "kappa": estimate.kappa,
+            "kappa_low": estimate.quantile(LOW),
+            "kappa_high": estimate.quantile(HIGH),
+            "averagings": estimate.averagings,
+            "powers": estimate.model.powers.tolist(),
+        }
+        if decision.interval is not None:
+            interval, deepest = decision.interval, decision.deepest
+            data["relative_rounds"] = float(estimate.model.rounds(interval, deepest))
+            data["relative_rounds_low"] = estimate.rounds(interval, deepest, LOW)
+            data["relative_rounds_high"] = estimate.rounds(interval, deepest, HIGH)
+        return data
+
+
+class Given:
+    """A recipe's [convergence], believed as it is."""
+
+    needs_constants = False
+
+    def __init__(self, recipe: Recipe, layers: int) -> None:
+        self.recipe, self.layers = recipe, layers
+        self.model(recipe.fleet.devices or 1)  # what is wrong with it is said before anybody trains
+
+    def model(self, devices: int) -> RoundsModel:
+        """Return the model that the section describes."""
+        assert self.recipe.convergence is not None
+        with inside("convergence"):
+            return model_from(self.recipe.convergence, self.recipe.training.learning_rate, devices, self.layers)
+
+    def trust(self) -> Trust:
+        """Return no limits."""
+        return Trust()
+
+    def learn(self, block: Block) -> None:
+        """Learn nothing."""
+
+    def measured(self, sample: ConstantsSample) -> None:
+        """Learn nothing."""
+
+    def data(self, decision: Decision) -> Mapping[str, Any]:
+        """Return nothing: the recipe says it."""
+        return {}
 
 
 class PaperBound:
-    """The paper's bound, with constants from the recipe or measured, and a given ε."""
+    """The paper's bound, with constants measured while training, and a given ε."""
 
-    measurement: Measurement | None = "constants"
-    probe = 1
+    needs_constants = True
 
     def __init__(self, recipe: Recipe, adapt: AdaptConfig, layers: int) -> None:
-        self.learning_rate = recipe.training.learning_rate
-        self.given, self.layers = recipe.convergence, layers
+        self.learning_rate, self.layers = recipe.training.learning_rate, layers
         self.moving, self.gap = MovingConstants(), 1.0
-        target = adapt.target
-        if self.given is not None:
-            self.measurement = None
-        elif target is None:
+        if adapt.target is None:
             remedy = "Give ε in [adapt], or the constants in [convergence], or use mode = 'calibrated'"
             raise InvalidInput("adapt.target", "is missing for mode 'paper'", remedy)
-        else:
-            self.target = checks.number("adapt.target", target, positive=True)
-
-    @property
-    def trusted_interval(self) -> int:
-        """Any: the bound is believed."""
-        return LONGEST_INTERVAL if self.given is not None or self.moving.squared_norms else FIRST_INTERVAL
-
-    def is_new_ground(self, interval: int | None, deepest: int) -> bool:
-        """Never: the bound speaks for all plans."""
-        return False
+        self.target = checks.number("adapt.target", adapt.target, positive=True)
+        self._before = PowerEstimator(layers, adapt.calibration).estimate().model
 
     def model(self, devices: int) -> RoundsModel:
-        """Return the bound; before anything is measured, one whose drift allows short intervals only."""
-        if self.given is not None:
-            with inside("convergence"):
-                return model_from(self.given, self.learning_rate, devices, self.layers)
+        """Return the bound; before anything is measured, what the default mode begins with."""
         constants = self.moving.constants(initial_gap=self.gap, target=self.target)
         if constants is None:
-            return Calibration(self.layers).model(self.learning_rate)
+            return self._before
         floor = noise_floor(constants, self.learning_rate, devices)
         least = floor + LEAST_BUDGET * self.target
         return ConvergenceModel.from_constants(
             replace(constants, target=max(self.target, least)), self.learning_rate, devices
         )
 
-    def learn(self, learned: Learned) -> None:
-        """Take in measured constants; the first loss is ϑ, as f* = 0 for cross-entropy."""
-        if not self.moving.squared_norms:
-            self.gap = max(learned.losses[0], checks.SMALLEST)
-        if learned.constants is not None:
-            self.moving = self.moving.with_sample(learned.constants)
+    def trust(self) -> Trust:
+        """Return no limits once constants are measured: the bound is believed."""
+        return Trust() if self.moving.squared_norms else Trust(longest_interval=UNMEASURED_INTERVAL)
 
-    def data(self) -> dict[str, Any]:
+    def learn(self, block: Block) -> None:
+        """Take in the first loss, which is ϑ, as f* = 0 for cross-entropy."""
+        if block.first_round == 1 and block.losses:
+            self.gap = max(block.losses[0], checks.SMALLEST)
+
+    def measured(self, sample: ConstantsSample) -> None:
+        """Take in measured constants."""
+        self.moving = self.moving.with_sample(sample)
+
+    def data(self, decision: Decision) -> Mapping[str, Any]:
         """Return the constants."""
         moving = self.moving
-        if self.given is not None or moving.variance is None:
+        if moving.variance is None:
             return {}
         moment = np.max(list(moving.squared_norms.values()), axis=0)
         return {
@@ -164,11 +206,24 @@ class PaperBound:
 
 
 def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int, *, measures: bool = True) -> Beliefs:
-    """Return the beliefs with which a run begins: where nothing can be measured, what the recipe says counts."""
-    if adapt.mode == "paper" or (not measures and recipe.convergence is not None):
+    """Return the beliefs with which a run begins.
+
+    A table is believed. So are the bound's constants in the paper's mode, and wherever nobody can measure them. Powers
+    are what the default mode begins with.
+    """
+    given = recipe.convergence
+    if given is not None:
+        own_mode = given.powers is None and given.table is None and measures
+        if adapt.mode == "paper" or given.table is not None or not (given.powers or own_mode):
+            return Given(recipe, layers)
+    if adapt.mode == "paper":
         return PaperBound(recipe, adapt, layers)
-    every = checks.whole_number("adapt.measure_every", adapt.measure_every)
-    return Calibrated(layers, recipe.training.learning_rate, every)
+    if given is not None and given.powers is not None:
+        with inside("convergence"):
+            model = model_from(given, recipe.training.learning_rate, 1, layers)
+        assert isinstance(model, PowerRounds)
+        return Calibrated(layers, adapt, model.powers)
+    return Calibrated(layers, adapt)
 
 
 class MovingFleet:

@@ -10,10 +10,11 @@ from adaptsfl.decisions import Decision
 from adaptsfl.fleet import RATES, Fleet
 from adaptsfl.policies import Observation, Policy
 from adaptsfl.runs.backend import Backend, Learned, Order, Scene, Trained
-from adaptsfl.runs.beliefs import MEASURING_ROUNDS, beliefs_from
+from adaptsfl.runs.beliefs import beliefs_from
 from adaptsfl.runs.deciding import Decider
 from adaptsfl.runs.ending import Ending
 from adaptsfl.runs.record import Block
+from adaptsfl.training.estimate import CONSTANTS_COST
 
 POLICY_STREAM = 20  # of randomness, beside those of the fleet and of faults
 
@@ -46,8 +47,9 @@ class BlockLoop:
         self.ended_by = ""
         self._decider = Decider(policy, backend.planning_limit_s)
         self._standing: Standing | None = None
-        self._measured_at: int | None = None  # the round of the last measurement of drift or constants
+        self._measured_at: int | None = None  # the round of the last measurement of constants
         self._divergence: tuple[float, ...] = ()
+        self._losses: list[float] = []  # of every round
 
     def __iter__(self) -> Iterator[Block]:
         while not self.ended_by:
@@ -64,7 +66,7 @@ class BlockLoop:
             kept = block.restart
             self._divergence = tuple(kept["divergence"])
             if kept["asked"]:
-                self._decider.ask_again(self._observation(scene, probe=kept["probe"]))
+                self._decider.ask_again(self._observation(scene))
             if not kept["late"]:
                 self._decider.drop_answer()
             decision = Decision(tuple(kept["cuts"]), block.interval, rounds=kept["rounds"])
@@ -84,19 +86,16 @@ class BlockLoop:
     def _block(self) -> Block:
         """Observe, decide, train and record one block."""
         scene = self.backend.observe(self.rounds + 1)
-        due = self._measurement_due()
         asked_before, divergence = self._decider.asked, self._divergence
-        probe = self.beliefs.probe if due else 1
-        standing = self._decision(scene, probe)
-        order = self._order(standing, measure=due or self._on_new_ground(standing.decision))
-        estimates = self.beliefs.data() if self.policy.estimates else {}
+        standing = self._decision(scene)
+        order = self._order(standing)
+        estimates = dict(self.beliefs.data(standing.decision)) if self.policy.estimates else {}
         trained = self.backend.train(order, scene)
         self._standing = Standing(standing.decision, scene.members, standing.left - order.rounds)
         self._learn(trained.learned, order)
         restart = {
             "asked": self._decider.asked > asked_before,
             "late": self._decider.pending,
-            "probe": probe,
             "cuts": standing.decision.cuts,
             "rounds": standing.decision.rounds,
             "left": self._standing.left,
@@ -104,12 +103,12 @@ class BlockLoop:
         }
         return self._record(order, scene, trained, estimates, restart)
 
-    def _decision(self, scene: Scene, probe: int) -> Standing:
+    def _decision(self, scene: Scene) -> Standing:
         """Return the decision that holds now: the last one for as long as it says, then the policy's next."""
         last = self._standing
         if last is not None and last.left > 0 and last.members == scene.members:
             return last
-        decision = self._decider.decide(self._observation(scene, probe), wait=last is None)
+        decision = self._decider.decide(self._observation(scene), wait=last is None)
         if decision is None:  # it takes too long: nobody waits for it, and the last one is kept
             assert last is not None
             decision = _fitted(last, scene.members)
@@ -117,7 +116,7 @@ class BlockLoop:
         self.backend.check(decision)
         return Standing(decision, scene.members, decision.length)
 
-    def _observation(self, scene: Scene, probe: int) -> Observation:
+    def _observation(self, scene: Scene) -> Observation:
         everybody = len(scene.members) == self.backend.devices
         return Observation(
             round=self.rounds,
@@ -131,31 +130,25 @@ class BlockLoop:
             divergence=np.array(self._divergence),
             limits=self.backend.limits,
             present=() if everybody else scene.members,
-            trusted_interval=self.beliefs.trusted_interval,
-            probe=probe,
+            losses=np.array(self._losses),
+            trust=self.beliefs.trust(),
         )
 
     def _measurement_due(self) -> bool:
-        if not (self.backend.measures and self.policy.estimates) or self.beliefs.measurement is None:
+        if not (self.backend.measures and self.policy.estimates and self.beliefs.needs_constants):
             return False
         return self._measured_at is None or self.rounds - self._measured_at >= self.adapt.measure_every
 
-    def _on_new_ground(self, decision: Decision) -> bool:
-        asks = self.backend.measures and self.policy.estimates
-        return asks and self.beliefs.is_new_ground(decision.interval, decision.deepest)
-
-    def _order(self, standing: Standing, *, measure: bool) -> Order:
+    def _order(self, standing: Standing) -> Order:
         decision, left = standing.decision, self.ending.rounds_left(self.rounds)
         rounds = min(standing.left, self.backend.block_rounds(decision))
         rounds = rounds if left is None else min(rounds, left)
-        drifts = rounds >= 2 and (decision.interval is None or decision.interval >= 2)
-        wanted = self.beliefs.measurement if measure and (drifts or self.beliefs.probe == 1) else None
-        return Order(decision, rounds, self.rounds + 1, measure=wanted, final=rounds == left)
+        return Order(decision, rounds, self.rounds + 1, measure=self._measurement_due(), final=rounds == left)
 
     def _learn(self, learned: Learned, order: Order) -> None:
-        self.beliefs.learn(learned)
         self._divergence = learned.divergence
-        if order.measure is not None:
+        if learned.constants is not None:
+            self.beliefs.measured(learned.constants)
             self._measured_at = order.last_round
 
     def _record(
@@ -179,13 +172,18 @@ class BlockLoop:
             estimates={**estimates, **trained.estimates},
             resources=rates_seen(scene.fleet, scene.members, self.backend.devices),
             predicted_s=trained.predicted_s,
-            measuring=0 if order.measure is None else MEASURING_ROUNDS[order.measure],
+            measuring=CONSTANTS_COST if order.measure else 0,
             present=trained.present,
+            losses=trained.learned.losses,
             restart={**restart, **trained.restart} if trained.restart is not None else {},
         )
 
     def _count(self, block: Block) -> None:
+        """Take in a block that was trained, now or before a restart."""
         self.rounds, self.blocks = block.last_round, block.block
+        self._losses += block.losses
+        if self.policy.estimates:
+            self.beliefs.learn(block)
         self.ended_by = self.ending.after(block)
 
 

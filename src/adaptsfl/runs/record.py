@@ -39,6 +39,7 @@ class Block:
         predicted_s: how long the planner thought the block would take.
         measuring: extra exchanges, in rounds, that measuring took in the last round.
         present: who took part, round by round; None if everybody did.
+        losses: training loss of every round, the mean over devices; empty in records that are older than the field.
         restart: in a deployment, what a restarted edge server needs to ask its policy again; else empty.
     """
 
@@ -60,6 +61,7 @@ class Block:
     predicted_s: float
     measuring: int = 0
     present: tuple[tuple[int, ...], ...] | None = None
+    losses: tuple[float, ...] = ()
     restart: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -126,6 +128,7 @@ def _check(block: Block) -> None:
         "layer_intervals": all(layer.isdecimal() for layer in block.layer_intervals),
         "evaluations": all(block.first_round - 1 <= row[0] <= block.last_round for row in block.evaluations),
         "measuring": block.measuring >= 0,
+        "losses": len(block.losses) in (0, block.rounds),
         "present": block.present is None or (len(block.present) == block.rounds and all(block.present)),
     }
     for name, good in sound.items():
@@ -180,6 +183,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "predicted_s": _real,
     "measuring": _whole,
     "present": lambda value: None if value is None else tuple(tuple(map(_whole, devices)) for devices in value),
+    "losses": lambda value: tuple(_real(loss) for loss in value),
     "restart": _mapping,
 }
-_OPTIONAL = ("restart",)  # younger than the format
+_OPTIONAL = ("losses", "restart")  # younger than the format

@@ -20,18 +20,19 @@ from adaptsfl.errors import InvalidInput, RankFailed
 from adaptsfl.fleet import Fleet
 from adaptsfl.policies import Policy
 from adaptsfl.runs.backend import Learned, Order, Scene, Trained
-from adaptsfl.runs.beliefs import MEASURING_ROUNDS, MovingFleet
+from adaptsfl.runs.beliefs import MovingFleet
 from adaptsfl.simulation.clock import Clock
 from adaptsfl.simulation.faults import Faults
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.world import World
 from adaptsfl.training.checkpoint import has_checkpoint, read_extra
+from adaptsfl.training.estimate import CONSTANTS_COST
 from adaptsfl.training.ranks import ALONE, Ranks
 
 
 class Observer:
-    """The fleet as a policy sees it, asked round by round: smoothed for those who plan by measured drift."""
+    """The fleet as a policy sees it, asked round by round: smoothed for those who plan by what they measure."""
 
     def __init__(self, measured_at: Callable[[int], Fleet], *, smoothed: bool) -> None:
         self.measured_at, self.smoothed = measured_at, smoothed
@@ -136,7 +137,7 @@ class SimulatedBackend:
             order = replace(order, present=present)
         learned = self.learn(order)
         predicted_s = self.clock.predicted_s(order, scene.fleet)  # before the copies grow older
-        measuring = 0 if order.measure is None else MEASURING_ROUNDS[order.measure]
+        measuring = CONSTANTS_COST if order.measure else 0
         charged = self.clock.charge(order, scene.members, measuring)
         for t in range(order.first_round + 1, order.last_round + 1):
             self.observer.at(t)  # every round's rates are measured; the first one's were when it was observed

@@ -13,11 +13,11 @@ from torch import Tensor
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverged, message_of
 from adaptsfl.policies import Trainer
-from adaptsfl.runs.backend import Learned, Measurement, Order
+from adaptsfl.runs.backend import Learned, Order
 from adaptsfl.simulation.world import World
 from adaptsfl.training import Engine, Sequential
 from adaptsfl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from adaptsfl.training.estimate import SmoothnessProbe, measure_constants, measure_drift
+from adaptsfl.training.estimate import SmoothnessProbe, measure_constants
 from adaptsfl.training.loop import RoundRecord, check_round
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
@@ -79,7 +79,7 @@ class Learner:
             measured: dict[str, Any] = {}
             for k in range(order.rounds):
                 last = k == order.rounds - 1
-                measure = order.measure if last else None
+                measure = order.measure and last
                 record = self._round(made, None if order.present is None else order.present[k], measure, measured)
                 check_round(record, first_loss)
                 first_loss = first_loss or record.loss
@@ -201,16 +201,14 @@ class Learner:
         self,
         made: Engine | Sequential,
         present: tuple[int, ...] | None,
-        measure: Measurement | None,
+        measure: bool,
         measured: dict[str, Any],
     ) -> RoundRecord:
         """Train one round, after measuring on its mini-batches what is to be measured."""
         t = self.round + 1
         batches = self._batches(made, t, present)
         probe: SmoothnessProbe | None = None
-        if isinstance(made, Engine) and measure == "drift":
-            measured["drift"] = measure_drift(made, batches, present)
-        elif isinstance(made, Engine) and measure == "constants":
+        if isinstance(made, Engine) and measure:
             measured["constants"] = sample = measure_constants(made, batches, present)
             probe = SmoothnessProbe(made, batches, present) if sample.smoothness is None else None
         losses = made.round(batches, None if self.trainer == "centralized" else present)

@@ -11,7 +11,7 @@ import numpy as np
 
 from adaptsfl.runs.backend import Learned
 from adaptsfl.runs.record import plain
-from adaptsfl.training.estimate import ConstantsSample, DriftSample
+from adaptsfl.training.estimate import ConstantsSample
 
 
 class Store:
@@ -83,16 +83,7 @@ def _to_data(learned: Learned) -> dict[str, Any]:
 
 
 def _from_data(data: dict[str, Any]) -> Learned:
-    drift, constants = data["drift"], data["constants"]
-    if drift is not None:
-        arrays = {name: np.array(drift[name], dtype=np.float64) for name in ("squared_norm", "lost", "drift", "spread")}
-        drift = DriftSample(
-            drift["age"],
-            drift["deepest"],
-            **arrays,
-            norm_error=drift["norm_error"],
-            noise_to_signal=drift["noise_to_signal"],
-        )
+    constants = data["constants"]
     if constants is not None:
         constants = ConstantsSample(
             constants["smoothness"],
@@ -101,4 +92,4 @@ def _from_data(data: dict[str, Any]) -> Learned:
             np.array(constants["variance"], dtype=np.float64),
         )
     evaluations = tuple((int(t), float(accuracy), float(loss)) for t, accuracy, loss in data["evaluations"])
-    return Learned(tuple(data["losses"]), evaluations, tuple(data["divergence"]), drift, constants)
+    return Learned(tuple(data["losses"]), evaluations, tuple(data["divergence"]), constants)

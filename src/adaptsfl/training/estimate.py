@@ -1,10 +1,7 @@
 """What is known about convergence, measured while training: scalars per layer, from gradients on one mini-batch each.
 
-Two measurements, both of which leave the engine as it was:
-
-- `measure_drift`: what the paper bounds by 4β²γ²I²ΣG², measured instead. It needs means over devices only, so it runs
-  as fast as training, and costs about two rounds.
-- `measure_constants`: the paper's β, G_j², σ_j², which need every device's gradient by itself.
+`measure_constants` gives the paper's β, G_j², σ_j², which need every device's gradient by itself. It leaves the engine
+as it was.
 """
 
 import math
@@ -19,101 +16,12 @@ from adaptsfl.checks import FloatArray
 from adaptsfl.convergence import Constants
 from adaptsfl.errors import InvalidInput
 from adaptsfl.training.engine import Engine
-from adaptsfl.training.settings import Batch, present_devices, shares_of
+from adaptsfl.training.settings import Batch, present_devices
 
-# Rounds of training that one `measure_drift` takes: a gradient at the copies and one at their mean.
-DRIFT_COST = 2
-# The same for `measure_constants`: two gradients per device in halves, which are slower by themselves.
+# Rounds of training that `measure_constants` takes: two gradients per device in halves, which are slower by themselves.
 CONSTANTS_COST = 4
 # Copies closer than this say nothing about smoothness.
 SMALLEST_DISTANCE = 1e-10
-
-
-@dataclass(frozen=True)
-class DriftSample:
-    """The copies' common gradient ḡ = (1/N) Σ_i ∇F_i(w_i) beside ∇f(w̄), the one at their mean; arrays per layer.
-
-    Products are between two halves of every mini-batch, so that the noise of sampling adds nothing to them on average.
-
-    Attributes:
-        age: rounds since the copies were equal, t.
-        deepest: L_c.
-        squared_norm: ‖∇_j f(w̄)‖².
-        lost: ⟨∇_j f(w̄), ∇_j f(w̄) − ḡ_j⟩. To first order a round gains γ Σ_j ⟨∇_j f(w̄), ḡ_j⟩: this much less.
-        drift: Δ_j = ‖∇_j f(w̄) − ḡ_j‖².
-        spread: (1/N) Σ_i ‖∇_j F_i(w̄) − ∇_j f(w̄)‖², what drives copies apart: other data, other samples.
-        norm_error: the standard error of the sum of `squared_norm`, from how far parts of the samples disagree.
-        noise_to_signal: the spread's part in the mean gradient, spread / N, over ‖∇f(w̄)‖².
-    """
-
-    age: int
-    deepest: int
-    squared_norm: FloatArray
-    lost: FloatArray
-    drift: FloatArray
-    spread: FloatArray
-    norm_error: float = 0.0
-    noise_to_signal: float = 0.0
-
-    @property
-    def lost_share(self) -> float | None:
-        """The part of a round's progress that the drift takes; None where the gradient is lost in noise."""
-        total, lost = float(self.squared_norm.sum()), float(self.lost.sum())
-        return lost / total if total > 0 and np.isfinite(lost) else None
-
-    @property
-    def reliability(self) -> float:
-        """From 0, where ‖∇f‖² cannot be told from noise, to 1, where there is none."""
-        total = max(0.0, float(self.squared_norm.sum()))
-        return total**2 / (total**2 + self.norm_error**2) if total > 0 else 0.0
-
-
-def measure_drift(engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None) -> DriftSample:
-    """Measure how far the copies' drift has bent the common gradient, on one mini-batch per present device.
-
-    On several ranks all measure, with the mini-batches of their own devices, and get the same.
-    """
-    devices = present_devices(present, len(engine.weights))
-    mine = [device for device in devices if device in engine.mine]
-    halves = [dict(zip(mine, _half(batches, k), strict=True)) for k in range(2)]
-    at_copies = [engine.gradients(list(half.values()), devices=devices) for half in halves]
-    # At the mean also by two groups of devices, whose difference tells how far the devices' gradients spread.
-    groups = [range(len(devices))[k::2] for k in range(min(2, len(devices)))]
-    shares = shares_of(engine.weights, devices)
-    weights = [sum(shares[devices[k]] for k in group) for group in groups]
-    named = [[devices[k] for k in group] for group in groups]
-    with engine.averaged():
-        by_group = [
-            [engine.gradients([half[k] for k in group if k in half], devices=group) for group in named]
-            for half in halves
-        ]
-    at_mean = [_weighted(gradients, weights) for gradients in by_group]
-    deepest = engine.schedule.plan.deepest
-    if engine.statistics == "pooled" and any(layer.mixes_samples for layer in engine.layers[deepest:]):
-        # A group by itself is normalised by other statistics than all devices together, as the copies are.
-        at_mean = [engine.gradients(list(half.values()), devices=devices, averaged=True) for half in halves]
-    bent = [_minus(straight, copies) for straight, copies in zip(at_mean, at_copies, strict=True)]
-    squared_norm = _products(*at_mean)
-    spread, norm_error, noise_to_signal = np.zeros(len(engine.layers)), 0.0, 0.0
-    if len(groups) == 2:
-        pairs = [_products(one, other).sum() for one in by_group[0] for other in by_group[1]]
-        norm_error = float(np.std(pairs, ddof=1)) / 2
-        first, second = (_weighted([half[k] for half in by_group], [0.5, 0.5]) for k in range(2))
-        apart = _minus(first, second)
-        # The difference of means over n and m devices has (1/n + 1/m) times the variance of one device's gradient.
-        spread = _products(apart, apart) * len(groups[0]) * len(groups[1]) / len(devices)
-        signal = max(float(squared_norm.sum()), norm_error)  # what cannot be told from noise may be as large as it
-        noise_to_signal = float(spread.sum()) / len(devices) / signal if signal > 0 else 0.0
-    return DriftSample(
-        age=max(engine.schedule.ages, default=0),
-        deepest=deepest,
-        squared_norm=squared_norm,
-        lost=(_products(at_mean[0], bent[1]) + _products(at_mean[1], bent[0])) / 2,
-        drift=_products(*bent),
-        spread=spread,
-        norm_error=norm_error,
-        noise_to_signal=noise_to_signal,
-    )
 
 
 @dataclass(frozen=True)

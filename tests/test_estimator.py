@@ -1,0 +1,177 @@
+"""Powers from training losses: by hand, on losses made for it, and on curves that were measured."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptsfl.config import CalibrationConfig
+from adaptsfl.convergence import PowerEstimator
+from adaptsfl.convergence.estimator import MOST_ROUNDS, powers_of
+
+LAYERS = 4
+CURVES = Path(os.environ.get("ADAPTSFL_DATA", "nowhere")).parent / "calibration" / "curves.jsonl"
+
+
+def after(losses: list[float], interval: int, deepest: int, layers: int = LAYERS, **settings: float) -> PowerEstimator:
+    estimator = PowerEstimator(layers, CalibrationConfig(**settings))
+    for start in range(0, len(losses), interval):
+        estimator.learn(losses[start : start + interval], interval, deepest)
+    return estimator
+
+
+def with_jumps(jump: float, interval: int, rounds: int, noise: float = 0.0, seed: int = 0) -> list[float]:
+    """Losses of a mean model that falls as t^-½; copies go on from it by `jump` times its loss less at their end."""
+    rng = np.random.default_rng(seed)
+    losses = []
+    for t in range(1, rounds + 1):
+        mean, age = t**-0.5, (t - 1) % interval
+        losses.append(mean * (1 - jump * age / (interval - 1)) * (1 + noise * float(rng.normal())))
+    return losses
+
+
+def test_before_anything_is_seen_the_prior_holds() -> None:
+    estimate = PowerEstimator(LAYERS).estimate()
+    assert estimate.averagings == estimate.long_averagings == 0
+    assert estimate.kappa == pytest.approx(0.7, rel=0.05)
+    assert estimate.quantile(0.1) < 0.25
+    assert estimate.quantile(0.9) > 2
+    assert (np.diff(estimate.model.powers) > 0).all()
+
+
+def test_given_powers_are_where_it_begins() -> None:
+    """κ = 1 at every depth; only rounds of another run could say more."""
+    powers = powers_of(np.array([1.0]), LAYERS)[0]
+    estimate = PowerEstimator(LAYERS, powers=powers).estimate()
+    assert estimate.kappa == pytest.approx(1.0, rel=0.05)
+    assert estimate.model_at(0.5).powers == pytest.approx(powers, rel=0.05)
+    certain = PowerEstimator(LAYERS, CalibrationConfig(given_deviation=0.05), powers).estimate()
+    assert certain.model.powers == pytest.approx(powers, rel=0.05)
+
+
+def test_a_jump_by_hand() -> None:
+    """The mean model falls as t^-½, so β = ½; a jump of 0.3 f gives x = 0.3/√½, and κ = 0.66 x / (2/4) = 0.56.
+
+    The line through the losses of the mean model is exact where the prior's fall is the same.
+    """
+    losses = with_jumps(0.3, 16, 16 * 12 + 1)
+    estimator = after(losses, 16, 2, prior_fall=0.5, prior_deviation=10.0, long_error=0.01)
+    wanted = 0.66 * 0.3 / np.sqrt(0.5) / 0.5
+    # The last round before an averaging is one round older than the first after it.
+    assert estimator.estimate().kappa == pytest.approx(wanted, rel=0.06)
+    assert estimator.estimate().long_averagings == 8  # of 12, those in the last two thirds
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_larger_jumps_mean_more_rounds_whatever_their_sign(sign: int) -> None:
+    rounds = [
+        float(after(with_jumps(sign * jump, 16, 97), 16, 2).estimate().model.rounds(16, 2)) for jump in (0.05, 0.2, 0.6)
+    ]
+    assert rounds[0] < rounds[1] < rounds[2]
+
+
+def test_the_same_jump_of_fewer_layers_means_more_for_all() -> None:
+    losses = with_jumps(0.3, 16, 97)
+    kappas = [after(losses, 16, deepest).estimate().kappa for deepest in (1, 2, 4)]
+    assert kappas[0] > kappas[1] > kappas[2]
+
+
+def test_noise_leaves_more_to_the_prior() -> None:
+    """Without jumps: quiet losses say that averaging costs nothing, noisy ones say little."""
+    quiet, noisy = (after(with_jumps(0.0, 16, 97, noise), 16, 2).estimate() for noise in (0.001, 0.3))
+    assert quiet.kappa < 0.1
+    assert noisy.quantile(0.9) - noisy.quantile(0.1) > 5 * (quiet.quantile(0.9) - quiet.quantile(0.1))
+
+
+def test_one_averaging_is_enough_to_react() -> None:
+    """Copies that specialised lose nine tenths of what they gained: by the first loss after it, plans are careful."""
+    before = after([2.0, 1.2, 0.8, 0.5, 0.4, 0.3, 0.25, 0.2], 8, LAYERS)
+    prior = before.estimate().kappa
+    before.learn([2.0], 8, LAYERS)
+    estimate = before.estimate()
+    assert estimate.long_averagings == 1
+    assert estimate.kappa > 1.5 * prior
+
+
+def test_short_blocks_count_less_and_the_shortest_not_at_all() -> None:
+    long, short, shortest = (after(with_jumps(0.02, interval, 97), interval, 2).estimate() for interval in (8, 4, 3))
+    assert long.quantile(0.9) < short.quantile(0.9) < shortest.quantile(0.9)
+    assert (long.long_averagings, short.long_averagings) == (8, 0)
+    assert short.averagings > 0 == shortest.averagings
+
+
+def test_layers_that_are_not_averaged_together_say_nothing() -> None:
+    estimator = PowerEstimator(LAYERS)
+    for _ in range(8):
+        estimator.learn([1.0] * 8, None, 2)
+    assert estimator.estimate().averagings == 0
+
+
+def test_a_block_that_was_cut_short_has_no_averaging() -> None:
+    estimator = PowerEstimator(LAYERS)
+    estimator.learn([1.0] * 8, 8, 2)
+    estimator.learn([1.0] * 5, 8, 2)  # a run's last block
+    estimator.learn([1.0] * 8, 8, 2)
+    estimator.learn([1.0], 8, 2)
+    assert estimator.estimate().averagings == 2
+
+
+def test_what_is_long_ago_is_forgotten() -> None:
+    """A run of many thousand rounds takes no more memory, and estimates what one that began later would."""
+    estimator = PowerEstimator(LAYERS)
+    for start in range(0, 2 * MOST_ROUNDS, 10):
+        estimator.learn([1 / (start + k + 1) for k in range(10)], 10, 2)
+    assert len(estimator._losses) == MOST_ROUNDS
+    estimate = estimator.estimate()
+    assert 0 < estimate.averagings <= MOST_ROUNDS // 10
+    assert estimate.kappa < 0.3  # nothing ever jumped
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.floats(0, 1e30), min_size=1, max_size=20), st.integers(1, 20), st.integers(1, 4))),
+)
+def test_any_losses_give_a_model(blocks: list[tuple[list[float], int, int]]) -> None:
+    estimator = PowerEstimator(LAYERS)
+    for losses, interval, deepest in blocks:
+        estimator.learn(losses, interval, deepest)
+    estimate = estimator.estimate()
+    powers = estimate.model.powers
+    assert np.isfinite(powers).all()
+    assert (powers >= 0).all()
+    assert (np.diff(powers) >= 0).all()
+    assert estimate.quantile(0.1) <= estimate.kappa <= estimate.quantile(0.9)
+
+
+def measured() -> list[dict]:
+    return [json.loads(line) for line in CURVES.read_text().splitlines()]
+
+
+@pytest.mark.skipif(not CURVES.exists(), reason="the measured curves are not on this machine")
+def test_measured_curves() -> None:
+    """Fixed plans with I = 16, beside the powers that their test losses gave against I = 1 (docs/calibration.md)."""
+    wanted = {
+        ("digits-iid", 2): 0.06,
+        ("digits-iid", 4): 0.09,
+        ("digits-iid", 6): 0.14,
+        ("digits-shards", 2): 0.28,
+        ("digits-shards", 4): 0.41,
+        ("digits-shards", 6): 0.63,
+        ("cifar10-iid", 2): 0.09,
+        ("cifar10-iid", 4): 0.13,
+        ("cifar10-iid", 8): 0.28,
+        ("cifar10-shards-batchnorm", 4): 0.7,
+        ("cifar10-iid-lr.03", 4): 0.07,
+    }
+    errors = []
+    for curve in measured():
+        key = curve["setting"], curve["cut"]
+        if curve["kind"] == "full" and curve["interval"] == 16 and key in wanted and not curve["seed"]:
+            estimate = after(curve["losses"], 16, curve["cut"], curve["layers"]).estimate()
+            errors.append(abs(estimate.model.powers[curve["cut"] - 1] - wanted[key]))
+    assert len(errors) == len(wanted)
+    assert np.mean(errors) < 0.1
+    assert max(errors) < 0.3
