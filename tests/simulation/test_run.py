@@ -325,6 +325,20 @@ def test_interrupted_after_every_block(policy: str, tmp_path: Path) -> None:
     assert (run.folder / MODEL).read_bytes() == (expected.folder / MODEL).read_bytes()
 
 
+@pytest.mark.parametrize("policy", ["fixed", "vanilla-sl", "centralized"])
+def test_interrupted_with_a_schedule(policy: str, tmp_path: Path) -> None:
+    """Stopped after its first block, a run goes on with the learning rate of the next round; a constant one differs."""
+    given = with_options(training={"schedule": {"kind": "cosine", "rounds": 7, "floor": 0.2, "warmup_rounds": 2}})
+    whole, pieces, flat = (tmp_path / name for name in ("whole", "pieces", "flat"))
+    (expected,) = Experiment(given, whole, policies=[policy]).execute()
+    with pytest.raises(StoppedHere):
+        Experiment(given, pieces, policies=[policy]).execute(stop_after(1))
+    (run,) = Experiment(given, pieces, policies=[policy]).execute()
+    assert (run.folder / MODEL).read_bytes() == (expected.folder / MODEL).read_bytes()
+    (other,) = Experiment(with_options(), flat, policies=[policy]).execute()
+    assert (other.folder / MODEL).read_bytes() != (expected.folder / MODEL).read_bytes()
+
+
 @pytest.mark.parametrize("damage", ["checkpoint gone", "checkpoint damaged", "line torn", "record torn"])
 def test_interrupted_and_damaged(damage: str, tmp_path: Path) -> None:
     """Stopped in the sixth round, in the middle of a block."""
