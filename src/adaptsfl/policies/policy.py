@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import numpy as np
 
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
-from adaptsfl.config import PlannerConfig
+from adaptsfl.config import PlannerConfig, TrainingConfig
 from adaptsfl.convergence import LONGEST_INTERVAL, RoundsModel
 from adaptsfl.costs import CutCosts
 from adaptsfl.decisions import Decision
@@ -40,6 +40,8 @@ class Observation:
         limits: the recipe's [planner]: what may be chosen.
         rng: seeded by run and block, so a random policy is the same whatever ran before it.
         present: which devices of the whole fleet these are, as indices from 0 on; empty where all are.
+        losses: mean training loss of every round so far; empty before the first.
+        learning_rate: γ in the next round; in a warm-up, the rate to which it rises.
         trusted_interval: the longest interval that the measurements behind `convergence` speak for.
         probe: the least interval that lets drift be measured in this block; 1 where nothing is to be measured.
     """
@@ -55,6 +57,8 @@ class Observation:
     divergence: FloatArray = field(default_factory=lambda: np.zeros(0))
     limits: PlannerConfig = field(default_factory=PlannerConfig)
     present: tuple[int, ...] = ()
+    losses: FloatArray = field(default_factory=lambda: np.zeros(0))
+    learning_rate: float = TrainingConfig().learning_rate
     trusted_interval: int = LONGEST_INTERVAL
     probe: int = 1
 

@@ -13,6 +13,7 @@ from adaptsfl.runs.backend import Backend, Learned, Order, Scene, Trained
 from adaptsfl.runs.beliefs import MEASURING_ROUNDS, beliefs_from
 from adaptsfl.runs.deciding import Decider
 from adaptsfl.runs.ending import Ending
+from adaptsfl.runs.recipe import rate_schedule
 from adaptsfl.runs.record import Block
 
 POLICY_STREAM = 20  # of randomness, beside those of the fleet and of faults
@@ -48,6 +49,8 @@ class BlockLoop:
         self._standing: Standing | None = None
         self._measured_at: int | None = None  # the round of the last measurement of drift or constants
         self._divergence: tuple[float, ...] = ()
+        self._losses: list[float] = []  # of every round
+        self._learning_rate, self._rates = recipe.training.learning_rate, rate_schedule(recipe.training)
 
     def __iter__(self) -> Iterator[Block]:
         while not self.ended_by:
@@ -131,6 +134,8 @@ class BlockLoop:
             divergence=np.array(self._divergence),
             limits=self.backend.limits,
             present=() if everybody else scene.members,
+            losses=np.array(self._losses),
+            learning_rate=self._learning_rate * self._rates.decay(self.rounds + 1),
             trusted_interval=self.beliefs.trusted_interval,
             probe=probe,
         )
@@ -155,6 +160,7 @@ class BlockLoop:
     def _learn(self, learned: Learned, order: Order) -> None:
         self.beliefs.learn(learned)
         self._divergence = learned.divergence
+        self._losses += learned.losses
         if order.measure is not None:
             self._measured_at = order.last_round
 
