@@ -13,7 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from adaptsfl.cli import app
-from adaptsfl.config import AdaptConfig, DeployConfig, FaultsConfig, FleetConfig, RunConfig, TrainingConfig, load_recipe
+from adaptsfl.config import (
+    AdaptConfig,
+    DeployConfig,
+    FaultsConfig,
+    FleetConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainingConfig,
+    load_recipe,
+)
 from adaptsfl.loading import load_problem
 from adaptsfl.policies import POLICIES, option_names
 from adaptsfl.simulation.experiment import Experiment
@@ -172,7 +181,7 @@ def test_the_commands_of_the_security_page_run(tmp_path, monkeypatch):
         assert "made in certs" in answer.stdout, command
 
 
-@pytest.mark.parametrize("section", [RunConfig, AdaptConfig, TrainingConfig, FleetConfig, FaultsConfig])
+@pytest.mark.parametrize("section", [RunConfig, AdaptConfig, TrainingConfig, ScheduleConfig, FleetConfig, FaultsConfig])
 def test_the_page_of_formats_has_every_key_of_a_recipe(section):
     text = (DOCS / "formats.md").read_text()
     for key in section.model_fields:

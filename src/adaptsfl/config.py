@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from adaptsfl.checks import short
 from adaptsfl.errors import InvalidInput
@@ -79,6 +79,16 @@ class ModelConfig(Section):
     charged_as: dict[str, bool | int | float | str] | None = None
 
 
+class ScheduleConfig(Section):
+    """How the learning rate changes from round to round (see `rate_schedule`)."""
+
+    kind: Literal["constant", "cosine", "steps"] = "constant"
+    rounds: int | list[int] | None = None  # cosine: when the floor is reached; steps: after which rounds it falls
+    floor: float | None = None  # cosine: the share of the learning rate that is left, 0
+    factor: float | None = None  # steps: 0.1
+    warmup_rounds: int = 0
+
+
 class TrainingConfig(Section):
     """What the training itself fixes."""
 
@@ -91,6 +101,13 @@ class TrainingConfig(Section):
     at_averaging: Literal["average", "reset", "keep"] = "average"
     statistics: Literal["pooled", "device"] = "pooled"
     device: str = "cpu"  # where to compute, as torch names it
+    schedule: ScheduleConfig | None = None  # of the learning rate; constant without it
+
+    @model_serializer(mode="wrap")
+    def _without_absent_schedule(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a schedule that is not given: such a recipe keeps the identity that it had before this key."""
+        content: dict[str, Any] = dump(self)
+        return {key: value for key, value in content.items() if key != "schedule" or value is not None}
 
 
 class RunConfig(Section):

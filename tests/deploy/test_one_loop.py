@@ -191,6 +191,43 @@ def test_it_is_shown_the_same_divergence_as_in_a_simulation(tmp_path: Path) -> N
         assert ours.rng.bit_generator.state == theirs.rng.bit_generator.state
 
 
+def rule(name: str, options: str, rounds: int) -> str:
+    """The recipe of the tests with a built-in policy that looks at the learning rate, or at layers."""
+    recipe = RECIPE.replace(SCRIPTED, f"options = {{ {name} = {{ {options} }} }}\n").replace(
+        "deploy.scripted_policy:Scripted", name
+    )
+    schedule = "[training.schedule]\nkind = 'steps'\nrounds = [4]\nfactor = 0.5\n"
+    return recipe.replace("rounds = 10", f"rounds = {rounds}") + schedule
+
+
+def test_a_rule_for_the_interval_follows_the_learning_rate_after_a_restart_too(tmp_path: Path) -> None:
+    """QSR: half the learning rate, four times the interval. The edge server is killed after the second block."""
+    recipe = rule("qsr", "base = 2, cut = 2", 12)
+
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, TWO, recipe=recipe) as here:
+            await crash_after(here, 4)
+        async with deployed(tmp_path, None, TWO, recipe=recipe) as here:
+            await here.finish(devices(here))
+
+    played(scenario())
+    assert [block.interval for block in read_run(tmp_path / "edge").blocks] == [2, 2, 8]
+
+
+def test_a_rule_that_averages_some_layers_seldom_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, TWO, recipe=rule("fedlama", "interval = 2", 8)) as here:
+            running = devices(here)
+            with pytest.raises(InvalidInput, match=r"run.policies: FedLAMA averages some layers at other times"):
+                await here.run
+            assert here.conductor.progress.rounds == 0
+            for device in running:
+                device.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    played(scenario())
+
+
 # --- restarts ---
 
 

@@ -29,8 +29,9 @@ def simulated(folder: Path, *changes: str) -> tuple[dict[str, torch.Tensor], lis
         ('training.optimizer="momentum"', "training.learning_rate=0.02", 'data.weights="size"'),
         ('model.options={width=0.25,norm="batch"}',),
         ('training.optimizer="adam"', "training.learning_rate=0.001"),
+        ("training.common_learning_rate=0.1", 'training.schedule={kind="cosine",rounds=18,floor=0.1,warmup_rounds=3}'),
     ],
-    ids=["sgd", "momentum", "batch-norm", "adam"],
+    ids=["sgd", "momentum", "batch-norm", "adam", "schedule"],
 )
 def test_weights_are_those_of_the_simulator(
     changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,6 +37,14 @@ def test_both_sides_mean_the_same(terms: Terms) -> None:
     assert (heard.devices, heard.seed, heard.batch_size, heard.test_samples) == (4, 7, 8, 40)
 
 
+def test_a_schedule_is_told_and_heard_and_none_is_not_mentioned(terms: Terms) -> None:
+    """Devices of before schedules take terms without one."""
+    assert "schedule" not in terms.to_json()
+    heard = Terms.from_json(told(terms, recipe__training__schedule={"kind": "steps", "rounds": [3], "factor": 0.5}))
+    assert heard.optimizer.rate(4, common=False) == heard.optimizer.rate(3, common=False) / 2
+    assert Terms.from_json(heard.to_json()).optimizer == heard.optimizer
+
+
 def test_a_servers_paths_are_not_told(terms: Terms) -> None:
     assert terms.recipe.data is not None
     assert terms.recipe.data.path == "/srv/secret"
@@ -150,6 +158,7 @@ def test_wrong_types_and_absurd_numbers_are_refused(terms: Terms, place: str, va
         ("recipe__deploy__round_deadline_s", -1.0, "deploy.round_deadline_s"),
         ("recipe__training__learning_rate", float("nan"), "learning_rate"),
         ("recipe__training__learning_rate", float("inf"), "learning_rate"),
+        ("recipe__training__schedule", {"kind": "cosine"}, r"training\.schedule\.rounds: is missing"),
     ],
 )
 def test_rules_hold_on_a_device_too(terms: Terms, place: str, value: object, message: str) -> None:

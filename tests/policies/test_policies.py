@@ -20,8 +20,9 @@ from adaptsfl.training import Schedule
 from policies.observations import of, seen, wide
 from problems import Small, by_hand, paper_like, small_problems
 
-OPTIONS = {"fixed": {"interval": 4, "cut": 2}}
+OPTIONS = {"fixed": {"interval": 4, "cut": 2}, "post-local": {"switch_round": 2}}
 CONVERGING = ["adaptsfl", "ma+rms"]
+RULES = ["adacomm", "post-local", "qsr", "fedlama"]
 
 
 def made(name: str):
@@ -72,7 +73,7 @@ def test_a_device_without_any_cut_is_an_error_that_names_it(name):
         made(name).decide(seen(fleet=fleet, costs=costs))
 
 
-@pytest.mark.parametrize("name", ["adaptsfl", "rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams"])
+@pytest.mark.parametrize("name", ["adaptsfl", "rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams", *RULES])
 def test_the_recipes_limits_hold(name):
     for seed in range(5):
         fixed = PlannerConfig(interval=3, cuts=[2, 1])
@@ -346,7 +347,7 @@ def test_sfl_and_psl_take_the_fastest_cuts_or_those_given():
     assert make_policy("psl", cuts=[3, 1], rounds=4).decide(seen()) == Decision((3, 1), None, rounds=4)
 
 
-@pytest.mark.parametrize("name", ["sfl", "psl", "rma+rms", "rma+ams", "rma+ms", "splitfed-v1"])
+@pytest.mark.parametrize("name", ["sfl", "psl", "rma+rms", "rma+ams", "rma+ms", "splitfed-v1", *RULES])
 def test_policies_blind_to_convergence_do_not_mind_a_target_out_of_reach(name):
     made(name).decide(seen(convergence=dataclasses.replace(by_hand().convergence, budget=-1.0)))
 
@@ -436,6 +437,17 @@ def test_titles_are_the_papers():
         ("dama+rms", {"first": 30}, "policy.first: is 30"),
         ("dama+rms", {"decay": 1.0}, "policy.decay: is 1"),
         ("psl", {"rounds": 0}, "policy.rounds: is 0"),
+        ("adacomm", {"tau0": 0}, "policy.tau0: is 0"),
+        ("adacomm", {"tau0": 1001}, "policy.tau0: is 1001"),
+        ("adacomm", {"every": 0}, "policy.every: is 0"),
+        ("post-local", {"interval": 4}, "policy.switch_round: is missing. Give the last round"),
+        ("post-local", {"interval": 0, "switch_round": 4}, "policy.interval: is 0"),
+        ("post-local", {"switch_round": -1}, "policy.switch_round: is -1"),
+        ("qsr", {"base": 0}, "policy.base: is 0"),
+        ("qsr", {"alpha": 0.0}, "policy.alpha: is 0. Give a number above zero"),
+        ("qsr", {"cut": 1, "cuts": [1]}, "policy.cuts: is given beside cut"),
+        ("fedlama", {"factor": 1}, "policy.factor: is 1. Give a whole number from 2"),
+        ("fedlama", {"interval": 2.5}, "policy.interval: is not a whole number"),
         ("rma+rms", {"longest": "many"}, "policy.longest: is not a whole number"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptsfl.config import AdaptConfig, PlannerConfig, Recipe, parse
+from adaptsfl.config import AdaptConfig, PlannerConfig, Recipe, TrainingConfig, parse
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import FLEETS
@@ -187,6 +187,18 @@ def test_divergence_is_that_of_the_block_before() -> None:
     policy = Told(every(4))
     list(BlockLoop(Nowhere(), policy))
     assert [seen.divergence.tolist() for seen in policy.seen] == [[], [0.4]]
+
+
+def test_a_policy_is_shown_the_learning_rate_of_the_next_round() -> None:
+    """Steps after rounds 3 and 4 of 8; the warm-up of rounds 1 and 2 is left out."""
+    backend, policy = Nowhere(), Told(every(2))
+    schedule = {"kind": "steps", "rounds": [3, 4], "factor": 0.5, "warmup_rounds": 2}
+    training = parse(TrainingConfig, {"learning_rate": 0.4, "schedule": schedule})
+    backend.recipe = backend.recipe.model_copy(update={"training": training})
+    list(BlockLoop(backend, policy))
+    assert [seen.round for seen in policy.seen] == [0, 2, 4, 6]
+    assert [seen.learning_rate for seen in policy.seen] == pytest.approx([0.4, 0.4, 0.1, 0.1])
+    assert [seen.losses.tolist() for seen in policy.seen] == [[1.0] * done for done in (0, 2, 4, 6)]
 
 
 # --- ends ---

@@ -32,6 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "vanilla-sl": {"rounds": 3},
     "centralized": {"rounds": 3},
     "dama+rms": {"first": 1},
+    "adacomm": {"every": 3},
+    "post-local": {"interval": 3, "switch_round": 2},
 }
 FAULTY: dict[str, Any] = {
     "faults": {"dropout_rate": 0.2, "return_rate": 0.5, "straggler_rate": 0.5, "straggler_factor": 3.0, "seed": 1}
@@ -100,6 +102,26 @@ def test_the_same_seed_gives_the_same_record(policy: str, short: World, twin: Wo
         assert all(row[1] <= block.time_s for row in block.evaluations)
     assert [row[0] for block in first for row in block.evaluations] == [4, 8]
     assert first[-1].evaluations[-1][1] == first[-1].time_s
+
+
+def test_rules_follow_the_loss_and_the_learning_rate() -> None:
+    """AdaComm: the loss falls, and with it the interval. QSR: half the learning rate, four times the interval."""
+    falling = world(run={"rounds": 60}, training={"learning_rate": 0.2})
+    blocks = list(simulation(falling, "adacomm", tau0=10, every=10, cut=2))
+    found = [block.interval or 0 for block in blocks]
+    assert blocks[-1].loss < blocks[0].loss
+    assert found[0] == 10 > found[-1] >= 1
+    assert found == sorted(found, reverse=True)
+    stepped = world(run={"rounds": 24}, training={"schedule": {"kind": "steps", "rounds": [8], "factor": 0.5}})
+    assert [block.interval for block in simulation(stepped, "qsr", base=4, cut=2)] == [4, 4, 16]
+
+
+def test_fedlama_averages_some_layers_seldom() -> None:
+    """In every block but the first; where layers are averaged less often, less is sent."""
+    blocks = list(simulation(world(run={"rounds": 24}), "fedlama", interval=2, factor=3, cut=4))
+    assert set(blocks[0].layer_intervals.values()) == {2}
+    assert all(set(block.layer_intervals.values()) == {2, 6} for block in blocks[1:])
+    assert all(block.bits < blocks[0].bits for block in blocks[1:])
 
 
 def test_measuring_is_charged() -> None:
@@ -324,6 +346,20 @@ def test_interrupted_after_every_block(policy: str, tmp_path: Path) -> None:
     assert record_of(pieces) == record_of(whole)
     assert (run.status, run.ended_by) == ("done", "rounds")
     assert (run.folder / MODEL).read_bytes() == (expected.folder / MODEL).read_bytes()
+
+
+@pytest.mark.parametrize("policy", ["fixed", "vanilla-sl", "centralized"])
+def test_interrupted_with_a_schedule(policy: str, tmp_path: Path) -> None:
+    """Stopped after its first block, a run goes on with the learning rate of the next round; a constant one differs."""
+    given = with_options(training={"schedule": {"kind": "cosine", "rounds": 7, "floor": 0.2, "warmup_rounds": 2}})
+    whole, pieces, flat = (tmp_path / name for name in ("whole", "pieces", "flat"))
+    (expected,) = Experiment(given, whole, policies=[policy]).execute()
+    with pytest.raises(StoppedHere):
+        Experiment(given, pieces, policies=[policy]).execute(stop_after(1))
+    (run,) = Experiment(given, pieces, policies=[policy]).execute()
+    assert (run.folder / MODEL).read_bytes() == (expected.folder / MODEL).read_bytes()
+    (other,) = Experiment(with_options(), flat, policies=[policy]).execute()
+    assert (other.folder / MODEL).read_bytes() != (expected.folder / MODEL).read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["checkpoint gone", "checkpoint damaged", "line torn", "record torn"])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel
+from adaptsfl.rate_schedule import RateSchedule
 from adaptsfl.training import (
     Batch,
     Engine,
@@ -42,6 +43,7 @@ class Case:
     weights: tuple[float, ...] | None = WEIGHTS
     present: tuple[tuple[int, ...], ...] = (EVERYBODY,)  # round by round, from the beginning again and again
     options: dict[str, Any] = field(default_factory=dict)
+    schedule: RateSchedule = field(default_factory=RateSchedule)
 
 
 def model_of(case: Case) -> SplitModel:
@@ -52,7 +54,7 @@ def model_of(case: Case) -> SplitModel:
 
 def engine_of(case: Case, ranks: Ranks) -> Engine:
     rate = 1e-3 if case.optimizer == "adam" else 0.05
-    settings = OptimizerSettings(case.optimizer, rate, 2 * rate, at_averaging=case.rule)
+    settings = OptimizerSettings(case.optimizer, rate, 2 * rate, at_averaging=case.rule, schedule=case.schedule)
     chosen = {"statistics": case.statistics, "weights": case.weights, "chunk": 2, **case.options}
     with MAKING:
         model = model_of(case)

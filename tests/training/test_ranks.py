@@ -13,6 +13,7 @@ from torch.distributed import HashStore
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverged
 from adaptsfl.models import split
+from adaptsfl.rate_schedule import RateSchedule
 from adaptsfl.training import Engine, OptimizerSettings, load_checkpoint, save_checkpoint
 from adaptsfl.training.ranks import ALONE, Ranks, _this_start, assigned, joined, launched
 from ranks import free_port, in_threads, on_ranks
@@ -25,12 +26,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::adaptsfl.training.TrainingWarni
 EXACT = 1e-10
 SINGLE = 1e-4  # of weights of size 1, after nine rounds in single precision
 COMING_AND_GOING = ((0, 1, 2), (1,), (3, 4), (0, 2, 4))  # with two ranks one is sometimes idle, with three often
+FALLING = RateSchedule("cosine", 8, floor=0.1, warmup_rounds=2)
 
 # The first ones on real processes too.
 CASES = [
     Case("none", weights=None),
     Case("batch", "pooled", rule="keep", present=COMING_AND_GOING, options={"record_divergence": True}),
-    Case("batch", "device", optimizer="adam", rule="reset"),
+    Case("batch", "device", optimizer="adam", rule="reset", schedule=FALLING),
     Case("group", optimizer="adam", options={"record_divergence": True}),
     Case("batch", "pooled"),
     Case("none", optimizer="adam", present=COMING_AND_GOING),
@@ -40,7 +42,7 @@ CASES = [
 ]
 ON_PROCESSES = 3
 MEASURED = [Case("batch", "pooled"), Case("none", present=((0, 2, 3),))]
-KEPT = Case("batch", optimizer="adam", rule="keep", present=((0, 1, 2, 3, 4), (1, 2, 4)))
+KEPT = Case("batch", optimizer="adam", rule="keep", present=((0, 1, 2, 3, 4), (1, 2, 4)), schedule=FALLING)
 
 WAYS = [(2, in_threads), (3, in_threads), (1, on_ranks), (2, on_ranks), (3, on_ranks)]
 NAMES = ["two threads", "three threads", "one process", "two processes", "three processes"]

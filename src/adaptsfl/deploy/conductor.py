@@ -309,7 +309,7 @@ class Conductor:
             weights = self.roster.shares(present)
             labels = {device: current.arrivals[device].labels for device in present}
             try:
-                losses, gradients = await self.compute(self.edge_model.train, present, labels, weights)
+                losses, gradients = await self.compute(self.edge_model.train, number, present, labels, weights)
                 break
             except Spoilt as error:
                 current.closed = False

@@ -282,7 +282,7 @@ class DeviceParty:
         self._downlink = incoming.bps
         received = unpack(gradients.tensor, incoming.data)
         started = time.perf_counter()
-        rate = self.terms.optimizer.rate(common=False)
+        rate = self.terms.optimizer.rate(gradients.round, common=False)
         await asyncio.to_thread(held.device.backward, received, rate)
         self._backward_s, self._of_use = time.perf_counter() - started, True
         held.pending, held.learned = None, gradients.round

@@ -88,9 +88,9 @@ class EdgeModel:
         self.server.receive(device, activations)
 
     def train(
-        self, present: Sequence[int], labels: Mapping[int, Tensor], weights: Sequence[float]
+        self, round_: int, present: Sequence[int], labels: Mapping[int, Tensor], weights: Sequence[float]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Train on what the present devices sent; return their losses and gradients.
+        """Train on what the present devices sent for round 1, 2, …; return their losses and gradients.
 
         Raises `Spoilt`, and leaves all layers as they were, if a device's activations lead to no numbers.
         """
@@ -111,7 +111,7 @@ class EdgeModel:
                 if device not in spoilt:  # the others are trained in a second try, for which their graphs are needed
                     self.receive(device, activations.detach())
             raise Spoilt(spoilt)
-        self.server.update()
+        self.server.update(round_)
         self._sent.clear()
         return losses, gradients
 

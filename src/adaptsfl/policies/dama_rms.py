@@ -10,6 +10,7 @@ from adaptsfl import checks
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.policies.draw import LONGEST_DRAWN, random_cuts
+from adaptsfl.policies.interval_rule import within_limits
 from adaptsfl.policies.policy import BasePolicy, Observation
 
 DEEP = 3  # times as long is the interval of the deep half
@@ -36,7 +37,7 @@ class DepthAware(BasePolicy):
     def decide(self, seen: Observation) -> Decision:
         """Move I₀ and draw cuts."""
         self._look_at(seen)
-        base = self._within(seen)
+        base = within_limits(seen, self.interval)
         cuts = tuple(int(cut) for cut in random_cuts(seen))
         deepest = max(cuts)
         shallow = (deepest + 1) // 2
@@ -53,9 +54,3 @@ class DepthAware(BasePolicy):
         step = int(np.sign(self.average - divergence))
         self.interval = min(max(self.interval + step, 1), self.longest)
         self.average = self.decay * self.average + (1 - self.decay) * divergence
-
-    def _within(self, seen: Observation) -> int:
-        """I₀ as the recipe's limits allow it."""
-        if seen.limits.interval is not None:
-            return seen.limits.interval
-        return min(self.interval, seen.limits.max_interval or self.interval)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import numpy as np
 
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
-from adaptsfl.config import PlannerConfig
+from adaptsfl.config import PlannerConfig, TrainingConfig
 from adaptsfl.convergence import LONGEST_INTERVAL, RoundsModel
 from adaptsfl.costs import CutCosts
 from adaptsfl.decisions import Decision
@@ -61,6 +61,7 @@ class Observation:
         rng: seeded by run and block, so a random policy is the same whatever ran before it.
         present: which devices of the whole fleet these are, as indices from 0 on; empty where all are.
         losses: mean training loss of every round so far; empty before the first.
+        learning_rate: γ in the next round; in a warm-up, the rate to which it rises.
         trust: how far plans may follow `convergence`.
     """
 
@@ -76,6 +77,7 @@ class Observation:
     limits: PlannerConfig = field(default_factory=PlannerConfig)
     present: tuple[int, ...] = ()
     losses: FloatArray = field(default_factory=lambda: np.zeros(0))
+    learning_rate: float = TrainingConfig().learning_rate
     trust: Trust = field(default_factory=Trust)
 
     @property

@@ -7,14 +7,18 @@ from typing import Any, get_args
 from adaptsfl import factories
 from adaptsfl.checks import short
 from adaptsfl.errors import InvalidInput, unknown
+from adaptsfl.policies.adacomm import AdaComm
 from adaptsfl.policies.adaptsfl import AdaptSFL
 from adaptsfl.policies.centralized import Centralized
 from adaptsfl.policies.dama_rms import DepthAware
 from adaptsfl.policies.fedavg import FederatedAveraging
+from adaptsfl.policies.fedlama import LayerwiseAdaptive
 from adaptsfl.policies.fixed import Fixed
 from adaptsfl.policies.ma_rms import RandomCuts
 from adaptsfl.policies.policy import Policy, Trainer
+from adaptsfl.policies.post_local import PostLocal
 from adaptsfl.policies.psl import ParallelSplit
+from adaptsfl.policies.qsr import QuadraticSynchronisation
 from adaptsfl.policies.rma_ams import ResourceAware
 from adaptsfl.policies.rma_ms import RandomInterval
 from adaptsfl.policies.rma_rms import RandomIntervalAndCuts
@@ -37,6 +41,10 @@ POLICIES: dict[str, type[Policy]] = {
     "splitfed-v2": SplitFedV2,
     "vanilla-sl": VanillaSplit,
     "centralized": Centralized,
+    "adacomm": AdaComm,
+    "post-local": PostLocal,
+    "qsr": QuadraticSynchronisation,
+    "fedlama": LayerwiseAdaptive,
 }
 
 _NEEDED = ("title", "trainer", "estimates", "divergence", "adapt", "decide")

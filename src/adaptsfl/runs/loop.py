@@ -13,6 +13,7 @@ from adaptsfl.runs.backend import Backend, Learned, Order, Scene, Trained
 from adaptsfl.runs.beliefs import beliefs_from
 from adaptsfl.runs.deciding import Decider
 from adaptsfl.runs.ending import Ending
+from adaptsfl.runs.recipe import rate_schedule
 from adaptsfl.runs.record import Block
 from adaptsfl.training.estimate import CONSTANTS_COST
 
@@ -50,6 +51,7 @@ class BlockLoop:
         self._measured_at: int | None = None  # the round of the last measurement of constants
         self._divergence: tuple[float, ...] = ()
         self._losses: list[float] = []  # of every round
+        self._learning_rate, self._rates = recipe.training.learning_rate, rate_schedule(recipe.training)
 
     def __iter__(self) -> Iterator[Block]:
         while not self.ended_by:
@@ -131,6 +133,7 @@ class BlockLoop:
             limits=self.backend.limits,
             present=() if everybody else scene.members,
             losses=np.array(self._losses),
+            learning_rate=self._learning_rate * self._rates.decay(self.rounds + 1),
             trust=self.beliefs.trust(),
         )
 

@@ -13,6 +13,7 @@ from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.fleet import Server
 from adaptsfl.policies import Policy
+from adaptsfl.rate_schedule import RateSchedule
 from adaptsfl.runs.record import plain
 from adaptsfl.training import OptimizerSettings
 
@@ -38,7 +39,13 @@ def optimizer_settings(given: TrainingConfig) -> OptimizerSettings:
         momentum=given.momentum,
         weight_decay=given.weight_decay,
         at_averaging=given.at_averaging,
+        schedule=rate_schedule(given),
     )
+
+
+def rate_schedule(given: TrainingConfig) -> RateSchedule:
+    """Return how the learning rate changes from round to round, as a recipe has it."""
+    return RateSchedule() if given.schedule is None else RateSchedule(**given.schedule.model_dump())
 
 
 def check_training(given: TrainingConfig) -> None:

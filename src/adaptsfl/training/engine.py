@@ -379,7 +379,7 @@ class Engine:
         losses, mine, common = self._chunk_gradients(devices, batches, shares, scale, own)
         rows = [self._row[device] for device in devices]
         for layer, collected in zip(self.layers[:own], mine, strict=True):
-            layer.update(rows, collected, self.settings.rate(common=False))
+            layer.update(rows, collected, self.settings.rate(self.schedule.round + 1, common=False))
         return losses, common
 
     def _chunk_gradients(
@@ -454,7 +454,7 @@ class Engine:
             torch._foreach_mul_(gradients, scale)
         remaining = iter(gradients)
         for number, (layer, slot) in enumerate(zip(self.layers[own:], self._common_slots, strict=True), start=own + 1):
-            rate = self.settings.rate(common=number > self.schedule.plan.deepest)
+            rate = self.settings.rate(self.schedule.round + 1, common=number > self.schedule.plan.deepest)
             layer.update([0], list(islice(remaining, len(slot.trained))), rate)
         for norm, statistics in zip(self._sliced, seen, strict=True):
             norm.finish(statistics)

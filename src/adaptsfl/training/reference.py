@@ -87,14 +87,14 @@ class EdgeServer:
         sent, self.gradients = self.gradients[len(wanted) :], self.gradients[: len(wanted)]
         return [gradient / weight for gradient, weight in zip(sent, self._weights, strict=True)]
 
-    def update(self) -> None:
-        """Let the server's layers follow the gradients."""
+    def update(self, round_: int) -> None:
+        """Let the server's layers follow the gradients, at the learning rate of round 1, 2, …."""
         gradients = iter(self.gradients)
         # 15: the common layers follow the mean gradient
-        update(self.common, gradients, self.settings.rate(common=True))
+        update(self.common, gradients, self.settings.rate(round_, common=True))
         # 16: the non-common layers of a device follow its own gradient
         for k, weight in zip(self._present, self._weights, strict=True):
-            update(self.non_common[k], gradients, self.settings.rate(common=False), weight)
+            update(self.non_common[k], gradients, self.settings.rate(round_, common=False), weight)
         self._arrived.clear()
 
     def run_common(self, inputs: Sequence[Tensor], weights: Sequence[float]) -> list[Tensor]:
@@ -142,6 +142,7 @@ class Reference:
         here = present_devices(present, len(self.devices))
         check_batches(batches, len(here))
         self.present, shares = here, shares_of(self.weights, here)
+        t = self.schedule.round + 1
         devices = [self.devices[k] for k in here]
         # 7 to 10: every device runs its layers and sends activations and targets
         sent = [device.forward(x) for device, (x, _) in zip(devices, batches, strict=True)]
@@ -150,10 +151,10 @@ class Reference:
             self.server.receive(k, activations)
         losses = self.server.forward(here, [y for _, y in batches], [shares[k] for k in here])
         gradients = self.server.backward()
-        self.server.update()
+        self.server.update(t)
         # 20 to 22: every device goes back through its layers
         for device, gradient in zip(devices, gradients, strict=True):
-            device.backward(gradient, self.settings.rate(common=False))
+            device.backward(gradient, self.settings.rate(t, common=False))
         # 25: layers whose interval has passed (one interval for all layers, unless the plan says otherwise)
         due = self.schedule.advance()
         forged = self.forged()  # 26

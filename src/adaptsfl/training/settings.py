@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.nn import functional
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import Optimizer, SplitModel
+from adaptsfl.rate_schedule import RateSchedule
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets of one device, the samples first
 Batches = Callable[[int], Sequence[Batch]]  # from the round (1, 2, …) to one batch per device
@@ -42,6 +43,7 @@ class OptimizerSettings:
         at_averaging: what happens to the state (momentum, Adam's moments) of a layer's copies when their weights are
             averaged: it is averaged too, or reset to zero, or every copy keeps its own. When a change of the plan
             makes a layer common, it has one state from then on: the mean of its copies'.
+        schedule: how both learning rates change from round to round.
     """
 
     name: Optimizer = "sgd"
@@ -52,12 +54,14 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     at_averaging: StateRule = "average"
+    schedule: RateSchedule = field(default_factory=RateSchedule)
 
     def __post_init__(self) -> None:
         choice("optimizer.name", self.name, get_args(Optimizer))
         choice("optimizer.at_averaging", self.at_averaging, get_args(StateRule))
         checks.number("optimizer.learning_rate", self.learning_rate, positive=True)
-        checks.number("optimizer.common_learning_rate", self.rate(common=True), positive=True)
+        if self.common_learning_rate is not None:
+            checks.number("optimizer.common_learning_rate", self.common_learning_rate, positive=True)
         checks.number("optimizer.weight_decay", self.weight_decay)
         checks.number("optimizer.eps", self.eps, positive=True)
         for name, value in (("momentum", self.momentum), ("betas[0]", self.betas[0]), ("betas[1]", self.betas[1])):
@@ -70,11 +74,10 @@ class OptimizerSettings:
                     f"optimizer.{name}", problem, f"Give at most {LARGEST_FACTOR:g}; sensible is below 10"
                 )
 
-    def rate(self, *, common: bool) -> float:
-        """Return the learning rate of the common or of the client-specific layers."""
-        if common and self.common_learning_rate is not None:
-            return self.common_learning_rate
-        return self.learning_rate
+    def rate(self, round_: int, *, common: bool) -> float:
+        """Return the learning rate of the common or of the client-specific layers in round 1, 2, …."""
+        own = self.common_learning_rate if common else None
+        return (self.learning_rate if own is None else own) * self.schedule.at(round_)
 
     @property
     def linear(self) -> bool:

@@ -134,5 +134,5 @@ class Sequential:
         gradients = list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
         for number, (layer, row) in enumerate(zip(self.layers, rows, strict=True), start=1):
             mine, gradients = gradients[: len(layer.trained)], gradients[len(layer.trained) :]
-            layer.update([row], mine, self.settings.rate(common=number > self.cut))
+            layer.update([row], mine, self.settings.rate(self.rounds, common=number > self.cut))
         return loss.detach()
