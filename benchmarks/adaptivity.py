@@ -87,16 +87,16 @@ def _vgg11(norm: str) -> dict[str, Any]:
 
 IID, DIRICHLET = {"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.3}
 SHARDS = {"kind": "shards", "shards_per_device": 2}
-SLOW, FAST = {"learning_rate": 0.03}, {"learning_rate": 0.1}
+SLOWEST, SLOW, FAST = ({"learning_rate": rate} for rate in (0.01, 0.03, 0.1))
 COSINE = {"learning_rate": 0.1, "schedule": {"kind": "cosine", "rounds": 400}}
-MOMENTUM = {"learning_rate": 0.003, "optimizer": "momentum"}
+MOMENTUM = {"learning_rate": 0.001, "optimizer": "momentum"}
 DIGITS_DEPTHS, VGG11_DEPTHS = (2, 4, 6), (2, 4, 8)
 
 WORKLOADS: dict[str, Workload] = {
-    "digits-iid": Workload(_digits(), "digits", IID, SLOW, DIGITS_DEPTHS, 400, fitted=True),
-    "digits-shards": Workload(_digits(), "digits", {**SHARDS, "shard_size": 35}, SLOW, DIGITS_DEPTHS, 500, fitted=True),
-    "digits-dirichlet": Workload(_digits(), "digits", DIRICHLET, SLOW, DIGITS_DEPTHS, 400),
-    "digits-momentum": Workload(_digits(), "digits", DIRICHLET, MOMENTUM, DIGITS_DEPTHS, 400),
+    "digits-iid": Workload(_digits(), "digits", IID, SLOWEST, DIGITS_DEPTHS, 500, fitted=True),
+    "digits-shards": Workload(_digits(), "digits", {**SHARDS, "shard_size": 35}, SLOW, DIGITS_DEPTHS, 600, fitted=True),
+    "digits-dirichlet": Workload(_digits(), "digits", DIRICHLET, SLOWEST, DIGITS_DEPTHS, 500),
+    "digits-momentum": Workload(_digits(), "digits", DIRICHLET, MOMENTUM, DIGITS_DEPTHS, 500),
     "cifar10-iid-batchnorm": Workload(_vgg11("batch"), "cifar10", IID, FAST, VGG11_DEPTHS, 350, fitted=True),
     "cifar10-dirichlet": Workload(_vgg11("group"), "cifar10", DIRICHLET, FAST, VGG11_DEPTHS, 350),
     "cifar10-shards-cosine": Workload(_vgg11("group"), "cifar10", SHARDS, COSINE, VGG11_DEPTHS, 350),

@@ -148,9 +148,10 @@ class CalibrationConfig(Section):
     # where losses do not fall: a jump would be divided by nothing.
     prior_fall: float = Field(0.3, gt=0)
     least_fall: float = Field(0.02, gt=0)
-    # An interval is at most this part of the rounds done, or long_block, or as long as one averaging takes: a mistake
-    # then costs no more than that.
+    # An interval is at most long_block, or this part of the rounds done: a mistake then costs no more than that. Where
+    # an averaging takes longer than so many rounds, as many as it takes; but at most this multiple of those done.
     growth: float = Field(0.25, gt=0)
+    averaging_growth: float = Field(2.0, gt=0)
     kept_gain: float = Field(0.05, ge=0)  # a plan is kept unless another is faster by this part: changing costs rounds
     probes: int = Field(2, ge=0)  # long blocks within the window that the estimate is to rest on
     probe_gain: float = Field(0.1, ge=0)  # what a probing block must promise, where little drift is still plausible

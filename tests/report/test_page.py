@@ -79,9 +79,14 @@ def test_cuts_can_be_read_back(runs):
     assert plan["interval"] == [block.interval for block in run.blocks]
 
 
-def test_only_scalar_estimates_are_shown(runs):
-    ours = page_data(runs)["details"][0]["estimates"]["values"]
-    assert list(ours) == ["gradient_norm2", "drift_share", "power"]
+def test_only_scalar_estimates_are_shown_with_words_and_ranges(runs):
+    charts = page_data(runs)["details"][0]["estimates"]["charts"]
+    titles = [chart["title"] for chart in charts]
+    assert titles[0] == "Rounds that the plan needs, relative to I = 1"
+    assert [title.partition(":")[0] for title in titles[1:]] == ["κ", "gradient norm2"]  # those without words come last
+    assert [sorted(chart) for chart in charts] == [["high", "low", "title", "values"]] * 2 + [["title", "values"]]
+    for low, value, high in zip(*(charts[0][key] for key in ("low", "values", "high")), strict=True):
+        assert low <= value <= high
 
 
 def test_a_large_experiment_stays_small(tmp_path):

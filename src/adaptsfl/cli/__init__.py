@@ -12,7 +12,7 @@ from adaptsfl.cli.deployment import join, serve, up
 from adaptsfl.cli.fleet_setup import certs, probe
 from adaptsfl.cli.paper import reproduce
 from adaptsfl.cli.planning import plan, profile
-from adaptsfl.cli.runs import report, retime, simulate
+from adaptsfl.cli.runs import calibrate, report, retime, simulate
 
 app = typer.Typer(
     help="Split federated learning that plans its own cuts and its own aggregation interval.",
@@ -26,6 +26,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     profile,
     simulate,
     report,
+    calibrate,
     retime,
     reproduce,
     join,

@@ -1,4 +1,4 @@
-"""Simulated runs: `simulate`, `report` and `retime`."""
+"""Simulated runs: `simulate`, `report`, `calibrate` and `retime`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ from adaptsfl.cli.results import show_runs
 from adaptsfl.config import load_fleet, load_recipe
 from adaptsfl.errors import InvalidInput, message_of
 from adaptsfl.runs.folder import RUN, find_runs
+from adaptsfl.runs.learned import as_section, learned_powers
 
 Runs = Annotated[list[Path], typer.Argument(help="Experiments, or folders of single runs.", metavar="RUN...")]
 
@@ -86,6 +87,12 @@ def report(
     """Show runs as a table, as figures and as one HTML page."""
     with explaining():
         show_runs(find_runs(runs), out or _experiment_of(runs[0]) / "report.html")
+
+
+def calibrate(runs: Runs) -> None:
+    """Print what runs learned about longer intervals, as the [convergence] of a recipe to plan or to begin with."""
+    with explaining():
+        typer.echo(as_section(learned_powers(find_runs(runs))), nl=False)
 
 
 def retime(

@@ -5,7 +5,7 @@ whose drift leaves no progress; powers and tables are measured, and count rounds
 """
 
 from adaptsfl.convergence.bound import Constants, ConvergenceModel, drift_per_layer, gradient_bound, noise_floor
-from adaptsfl.convergence.estimator import PowerEstimate, PowerEstimator
+from adaptsfl.convergence.estimator import PowerEstimate, PowerEstimator, powers_of
 from adaptsfl.convergence.measured import PowerRounds, RoundsTable
 from adaptsfl.convergence.rounds import LARGEST_POWER, LONGEST_INTERVAL, Form, Intervals, RoundsModel
 from adaptsfl.convergence.section import model_from
@@ -26,4 +26,5 @@ __all__ = [
     "gradient_bound",
     "model_from",
     "noise_floor",
+    "powers_of",
 ]

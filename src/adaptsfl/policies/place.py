@@ -17,11 +17,11 @@ from adaptsfl.policies.policy import Observation
 def trusted_plan(seen: Observation, **fixed: Any) -> Plan:
     """Return the best plan of this moment whose interval is trusted.
 
-    That is an interval that experience speaks for. Or one in which training takes no longer than one averaging: if it
-    is a mistake, it costs as much as one averaging.
+    That is an interval that experience speaks for. Where an averaging takes long, an interval may be longer: if its
+    rounds take no longer than the averaging, a mistake costs as much as one averaging.
     """
     plan = planner.plan(seen.problem(**fixed))
-    longest = max(seen.trust.longest_interval, averaging_rounds(seen, plan))
+    longest = max(seen.trust.longest_interval, min(averaging_rounds(seen, plan), seen.trust.longest_averaging))
     if seen.limits.interval is not None or plan.interval <= longest:
         return plan
     return planner.plan(seen.problem(**fixed, max_interval=longest))

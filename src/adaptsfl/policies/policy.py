@@ -30,8 +30,8 @@ class Trust:
     """How far plans may follow what is believed about convergence.
 
     Attributes:
-        longest_interval: the longest interval that experience speaks for, or as many rounds as one averaging takes
-            where that is more.
+        longest_interval: the longest interval that experience speaks for.
+        longest_averaging: the same, where an averaging takes as long as the rounds of the interval, or longer.
         kept_gain: a plan is kept unless another is faster by this part.
         probe: the least interval that would show how much copies drift; 1 where enough is known.
         optimistic: `Observation.convergence` if longer intervals cost as little as is still plausible.
@@ -39,6 +39,7 @@ class Trust:
     """
 
     longest_interval: int = LONGEST_INTERVAL
+    longest_averaging: int = LONGEST_INTERVAL
     kept_gain: float = 0.0
     probe: int = 1
     optimistic: RoundsModel | None = None

@@ -28,6 +28,18 @@ RATE_TITLES = {
     "fed_downlink_bps": ("downlink from the fed server", "bit/s"),
 }
 
+# What a run believes about convergence, in the order in which it is shown. The line is the estimate; eight times of ten
+# the truth is thought to be within the band.
+ESTIMATE_TITLES = {
+    "relative_rounds": "Rounds that the plan needs, relative to I = 1",
+    "kappa": "κ: what drifting copies cost (0: nothing, 3: nearly all)",
+    "averagings": "Averagings that the estimate rests on",
+    "smoothness": "β, smoothness",
+    "moment_sum": "ΣG², second moment of gradients",
+    "variance_sum": "Σσ², variance of gradients",
+    "target": "ε, the target of the bound",
+}
+
 
 def page_data(runs: Sequence[Run]) -> dict[str, Any]:
     """Return everything that the page's charts need."""
@@ -149,15 +161,33 @@ def _timeline(run: Run, timeline: Timeline) -> dict[str, Any]:
 
 
 def _estimates(run: Run) -> dict[str, Any]:
-    """Estimates that are one number per block; lists (one per layer) are for programs."""
+    """Estimates that are one number per block, some with their range; lists (one per layer) are for programs."""
     blocks = _some(run.blocks, MOST_BARS)
     keys = dict.fromkeys(key for block in blocks for key, value in block.estimates.items() if _is_number(value))
-    values = {key: [_estimate(block.estimates.get(key)) for block in blocks] for key in keys}
-    return {"x": _numbers(np.array([block.time_s for block in blocks]), 6), "values": values}
+    ends = {end for key in keys for end in _range_of(key) if end in keys}
+    charts = []
+    for key in sorted(keys.keys() - ends, key=lambda key: _place(key, list(keys))):
+        chart = {"title": ESTIMATE_TITLES.get(key, key.replace("_", " ")), "values": _values(blocks, key)}
+        for name, end in zip(("low", "high"), _range_of(key), strict=True):
+            if end in ends:
+                chart[name] = _values(blocks, end)
+        charts.append(chart)
+    return {"x": _numbers(np.array([block.time_s for block in blocks]), 6), "charts": charts}
 
 
-def _estimate(value: object) -> float | None:
-    return _short(value) if isinstance(value, int | float) and _is_number(value) else None
+def _range_of(key: str) -> tuple[str, str]:
+    """Return under which names the range of an estimate is recorded."""
+    return f"{key}_low", f"{key}_high"
+
+
+def _place(key: str, recorded: list[str]) -> int:
+    """Return where an estimate is shown: those that have a title first, in their order."""
+    titled = list(ESTIMATE_TITLES)
+    return titled.index(key) if key in titled else len(titled) + recorded.index(key)
+
+
+def _values(blocks: Sequence[Block], key: str) -> list[float | None]:
+    return [_short(float(value)) if _is_number(value := block.estimates.get(key)) else None for block in blocks]  # type: ignore[arg-type]
 
 
 def _is_number(value: object) -> bool:

@@ -87,6 +87,7 @@ class Calibrated:
         due = self.estimate.long_averagings < known.probes
         return Trust(
             longest_interval=max(known.long_block, int(known.growth * self.rounds)),
+            longest_averaging=max(2 * known.long_block, int(known.averaging_growth * self.rounds)),
             kept_gain=known.kept_gain,
             probe=known.long_block if due else 1,
             probe_gain=known.probe_gain,

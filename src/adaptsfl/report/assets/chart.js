@@ -118,6 +118,15 @@ function linePath(f, xs, ys, stepped = false) {
   return path;
 }
 
+/** The area between two lines over x, as far as both are known. */
+function bandPath(f, xs, lows, highs) {
+  const known = xs.map((_, k) => k).filter((k) => lows[k] !== null && highs[k] !== null);
+  if (!known.length) return "";
+  const back = [...known].reverse();
+  const [x, rx] = [known, back].map((ks) => ks.map((k) => xs[k]));
+  return `${linePath(f, x, known.map((k) => highs[k]))}L${linePath(f, rx, back.map((k) => lows[k])).slice(1)}Z`;
+}
+
 const box = (x, y, width, height) => `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${height.toFixed(1)}h${(-width).toFixed(1)}z`;
 
 /** A small sample of a colour, as a line with its dash or as a square. */

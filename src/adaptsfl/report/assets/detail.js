@@ -162,23 +162,28 @@ function drawLanes() {
 }
 
 function drawEstimates() {
-  const { x, values } = detail.estimates;
+  const { x, charts } = detail.estimates;
   const host = byId("charts-estimates");
-  const keys = Object.keys(values);
-  if (!keys.length) {
+  if (!charts.length) {
     host.replaceChildren(html("p", { class: "note" }, "Nothing: this policy does not ask."));
     return;
   }
   const end = x[x.length - 1] || 1;
-  host.replaceChildren(...keys.map((key) => html("div", {}, html("h4", {}, key.replaceAll("_", " ")), html("div", { class: "chart" }))));
-  keys.forEach((key, index) => {
-    const [low, high] = extent(values[key]);
+  host.replaceChildren(...charts.map((chart) => html("div", {}, html("h4", {}, chart.title), html("div", { class: "chart" }))));
+  charts.forEach((chart, index) => {
+    const banded = chart.low && chart.high;
+    const [low, high] = extent([...chart.values, ...(banded ? [...chart.low, ...chart.high] : [])]);
     const f = frame(host.children[index].lastChild, {
-      label: `${key} over ${data.time}, ${detail.label}`, height: 150, left: 52,
+      label: `${chart.title} over ${data.time}, ${detail.label}`, height: 150, left: 52,
       x: { low: 0, high: end, ...timeAxis(end) }, y: { low: low > 0 && low < high / 2 ? 0 : low, high },
     });
-    f.canvas.append(svg("path", { fill: "none", stroke: colourOf(), "stroke-width": 1.8, "stroke-linejoin": "round", d: linePath(f, x, values[key]) }));
-    tips(f, (px) => { const k = nearest(x, f.value(px)); return [seconds(x[k]), digits(values[key][k], 4)]; }, { ruler: true });
+    if (banded) f.canvas.append(svg("path", { fill: colourOf(), opacity: 0.2, d: bandPath(f, x, chart.low, chart.high) }));
+    f.canvas.append(svg("path", { fill: "none", stroke: colourOf(), "stroke-width": 1.8, "stroke-linejoin": "round", d: linePath(f, x, chart.values) }));
+    tips(f, (px) => {
+      const k = nearest(x, f.value(px));
+      const range = banded ? [`between ${digits(chart.low[k], 3)} and ${digits(chart.high[k], 3)}, eight times of ten`] : [];
+      return [seconds(x[k]), digits(chart.values[k], 4), ...range];
+    }, { ruler: true });
   });
 }
 

@@ -44,7 +44,7 @@ function drawAccuracy() {
     const [series, c] = [data.series[index], curves[index]];
     const look = { fill: "none", stroke: series.colour, "stroke-dasharray": series.dash, "stroke-linejoin": "round" };
     const band = c.spread && c.x.length
-      ? svg("path", { fill: series.colour, opacity: 0.2, d: `${linePath(f, c.x, c.y.map((y, k) => y + c.spread[k]))}L${linePath(f, [...c.x].reverse(), c.y.map((y, k) => y - c.spread[k]).reverse()).slice(1)}Z` })
+      ? svg("path", { fill: series.colour, opacity: 0.2, d: bandPath(f, c.x, c.y.map((y, k) => y - c.spread[k]), c.y.map((y, k) => y + c.spread[k])) })
       : null;
     f.canvas.append(part(index, band,
       ...seeds(series).map((line) => svg("path", { ...look, d: linePath(f, line.x, line.y), "stroke-width": 0.8, opacity: 0.45 })),

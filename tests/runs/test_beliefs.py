@@ -1,0 +1,72 @@
+"""Beliefs about convergence: which of them a recipe leads to, and what they say."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptsfl.config import AdaptConfig, Recipe, parse
+from adaptsfl.convergence import LONGEST_INTERVAL, RoundsTable, powers_of
+from adaptsfl.decisions import Decision
+from adaptsfl.errors import InvalidInput
+from adaptsfl.runs.beliefs import Calibrated, Given, PaperBound, beliefs_from
+
+LAYERS = 3
+POWERS = {"powers": [0.1, 0.2, 0.3]}
+TABLE = {"table": {"intervals": [1, 4], "rounds": [[1.0, 1.5]] * LAYERS}}
+DRIFT = {"initial_gap": 2.0, "budget": 1.0, "drift": {"per_layer": [0.01] * LAYERS, "power": 2.0}}
+
+
+def beliefs(convergence: dict[str, Any] | None = None, *, measures: bool = True, **adapt: Any):
+    content: dict[str, Any] = {"model": {"name": "vgg16"}, "fleet": {"devices": 3}}
+    if convergence is not None:
+        content["convergence"] = convergence
+    return beliefs_from(parse(Recipe, content), parse(AdaptConfig, adapt), LAYERS, measures=measures)
+
+
+@pytest.mark.parametrize("measures", [True, False])
+def test_which_beliefs_a_recipe_leads_to(measures: bool) -> None:
+    """The same in a simulation and in a deployment, but for the bound's forms, which only a deployment believes."""
+    assert type(beliefs(measures=measures)) is Calibrated
+    assert type(beliefs(POWERS, measures=measures)) is Calibrated
+    assert type(beliefs(TABLE, measures=measures)) is Given
+    assert type(beliefs(DRIFT, measures=measures)) is (Calibrated if measures else Given)
+    assert type(beliefs(mode="paper", target=1.0, measures=measures)) is PaperBound
+    for given in (POWERS, TABLE, DRIFT):
+        assert type(beliefs(given, mode="paper", measures=measures)) is Given
+
+
+def test_powers_of_a_recipe_are_where_the_estimate_begins() -> None:
+    kappa = 0.5
+    given = {"powers": powers_of(np.array([kappa]), LAYERS)[0].tolist()}
+    assert beliefs(given).estimate.kappa == pytest.approx(kappa, rel=0.05)
+    assert beliefs().estimate.kappa == pytest.approx(0.7, rel=0.05)
+
+
+def test_a_table_is_believed() -> None:
+    found = beliefs(TABLE)
+    assert isinstance(found.model(3), RoundsTable)
+    assert found.trust().longest_interval == LONGEST_INTERVAL
+    assert found.data(Decision((1, 1, 1), 4)) == {}
+
+
+def test_what_is_wrong_with_a_recipes_convergence_is_said_at_once() -> None:
+    for wrong in ({"powers": [0.1]}, {"table": {"intervals": [2], "rounds": [[1.0]] * LAYERS}}):
+        with pytest.raises(InvalidInput, match=r"convergence\.(powers|table)"):
+            beliefs(wrong)
+
+
+def test_the_record_tells_the_rounds_of_the_plan_with_their_range() -> None:
+    found = beliefs()
+    data = found.data(Decision((1, 3, 2), 16))
+    assert data["relative_rounds_low"] < data["relative_rounds"] < data["relative_rounds_high"]
+    assert data["relative_rounds"] == pytest.approx(16 ** data["powers"][2])
+    assert found.data(Decision((1, 1, 1), 1))["relative_rounds"] == 1
+    assert "relative_rounds" not in found.data(Decision((1, 1, 1), None, rounds=5))
+
+
+def test_constants_of_the_estimate_can_be_varied() -> None:
+    assert beliefs(calibration={"prior_kappa": 2.0}).estimate.kappa == pytest.approx(2.0, rel=0.05)
+    assert beliefs(calibration={"long_block": 16}).trust().longest_interval == 16
+    with pytest.raises(InvalidInput, match=r"calibration\.prior_kappa: is 0"):
+        beliefs(calibration={"prior_kappa": 0.0})
