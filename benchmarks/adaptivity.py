@@ -24,12 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from adaptsfl.config import Recipe, parse
 from adaptsfl.convergence import PowerEstimator
 from adaptsfl.planner import PlanProblem
+from adaptsfl.report.figures import HEIGHT, STYLE, WIDTH, save
 from adaptsfl.runs.folder import Run
 from adaptsfl.simulation.experiment import Experiment, Job, Watcher
 from adaptsfl.simulation.world import make_world
@@ -281,6 +284,84 @@ def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def profiled(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return every policy's ratios over all cases in which all policies are complete, the best policy first.
+
+    Beside them is the one fixed plan that was the best for all cases together: the same I and depth in each.
+    """
+    policies = [name for name in ("adaptsfl", *RIVALS) if rows and all(name in row["ratios"] for row in rows)]
+    found = {name: sorted(row["ratios"][name] for row in rows) for name in policies}
+    kinds = list(zip(*(workload.grid for workload in WORKLOADS.values()), strict=True))
+    names = list(WORKLOADS)
+    fixed = [sorted(row["ratios"][kind[names.index(row["workload"])]] for row in rows) for kind in kinds]
+    if rows:
+        found["one fixed plan for all"] = min(fixed, key=geometric_mean)
+    return dict(sorted(found.items(), key=lambda item: geometric_mean(item[1])))
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the results as a Markdown page."""
+    profiles = profiled(rows)
+    lines = [
+        "# Do the plans really save time?",
+        "",
+        "Written by `python benchmarks/adaptivity.py`, which says what is measured; every run is a line of",
+        f"adaptivity.jsonl. {DEVICES} devices, batches of {BATCH}, {SEEDS} seeds. A ratio is the virtual time to an",
+        "accuracy over that of the fixed plan that was the fastest of ten in hindsight; below 1, a policy beat all fixed",
+        "plans. Who does not reach the accuracy is charged the whole budget, which is the same for all on one fleet.",
+        "",
+        f"So far {len(rows)} of {len(WORKLOADS) * len(FLEETS) * len(SHARES)} cases are complete.",
+        "",
+        "![Performance profiles](adaptivity.png)",
+        "",
+        "| | geometric mean | 90 % | worst | cases at or below 1 |",
+        "|---|---|---|---|---|",
+    ]
+    for name, ratios in profiles.items():
+        below = sum(ratio <= 1 for ratio in ratios)
+        numbers = (geometric_mean(ratios), float(np.quantile(ratios, 0.9)), max(ratios))
+        lines.append(f"| {bold(name)} | {' | '.join(f'{one:.2f}' for one in numbers)} | {below} of {len(ratios)} |")
+    lines += [
+        "",
+        "## Every case",
+        "",
+        "Workloads in *italics* resemble those that constants of the estimator were fitted to; the others do not.",
+        "",
+        "| workload | fleet | accuracy | fastest fixed plan | its rounds | " + " | ".join(map(bold, profiles)) + " |",
+        "|---|---|---|---|---|" + "---|" * len(profiles),
+    ]
+    for row in rows:
+        name = f"*{row['workload']}*" if WORKLOADS[row["workload"]].fitted else row["workload"]
+        fastest = row["fastest"].removeprefix("fixed@") + ("" if row["fastest_reached"] else ", not with every seed")
+        known = [f"{row['ratios'][policy]:.2f}" if policy in row["ratios"] else "" for policy in profiles]
+        cells = [name, row["fleet"], f"{row['target']:.3f}", fastest, f"{row['fastest_rounds']:.0f}", *known]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def bold(name: str) -> str:
+    """Return a policy's name as tables have it."""
+    return "**AdaptSFL**" if name == "adaptsfl" else name
+
+
+def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Draw the performance profiles: the share of cases within a factor of the fastest fixed plan."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        axes = figure.subplots()
+        for name, ratios in profiled(rows).items():
+            x = np.concatenate([[0.01], ratios, [100.0]])
+            y = np.concatenate([[0.0], np.arange(1, len(ratios) + 1) / len(ratios), [1.0]])
+            ours = name == "adaptsfl"
+            axes.step(x, y, where="post", label=bold(name).strip("*"), linewidth=2.6 if ours else 1.2)
+        axes.axvline(1.0, color="#888888", linewidth=0.8)
+        axes.set(xscale="log", xlim=(0.4, 8.0), ylim=(0.0, 1.02), ylabel="share of cases")
+        axes.set_xlabel("time to the accuracy, over that of the fastest fixed plan in hindsight")
+        axes.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+        axes.legend(fontsize=9)
+        save(figure, file)
+
+
 def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -297,24 +378,14 @@ def main() -> None:
         kept = [line for line in read_lines(results) if line["policy"] not in options.redo]
         results.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept))
     if not options.only_report:
-        todo = [
-            (name, stage, options.runs, results)
-            for stage in STAGES
-            for name in options.workloads
-            if stage in options.stages
-        ]
+        wanted = [(name, stage) for stage in STAGES for name in options.workloads if stage in options.stages]
+        todo = [(name, stage, options.runs, results) for name, stage in wanted]
         with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
             pool.starmap(run_stage, todo, chunksize=1)
-    for row in judged(read_lines(results)):
-        print(
-            row["workload"],
-            row["fleet"],
-            row["share"],
-            f"{row['target']:.3f}",
-            row["fastest"],
-            f"{row['fastest_rounds']:.0f}",
-            {k: round(v, 2) for k, v in row["ratios"].items()},
-        )
+    rows = judged(read_lines(results))
+    (options.out / "adaptivity.md").write_text(page(rows))
+    draw(rows, options.out / "adaptivity.png")
+    print(page(rows))
 
 
 if __name__ == "__main__":
