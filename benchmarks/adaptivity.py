@@ -307,7 +307,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "",
         "Written by `python benchmarks/adaptivity.py`, which says what is measured; every run is a line of",
         f"adaptivity.jsonl. {DEVICES} devices, batches of {BATCH}, {SEEDS} seeds. A ratio is the virtual time to an",
-        "accuracy over that of the fixed plan that was the fastest of ten in hindsight; below 1, a policy beat all fixed",
+        "accuracy over that of the fixed plan that was the fastest of ten; below 1, a policy beat all fixed",
         "plans. Who does not reach the accuracy is charged the whole budget, which is the same for all on one fleet.",
         "",
         f"So far {len(rows)} of {len(WORKLOADS) * len(FLEETS) * len(SHARES)} cases are complete.",
