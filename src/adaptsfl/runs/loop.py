@@ -182,6 +182,7 @@ class BlockLoop:
             measuring=0 if order.measure is None else MEASURING_ROUNDS[order.measure],
             present=trained.present,
             restart={**restart, **trained.restart} if trained.restart is not None else {},
+            reestimated=trained.reestimated,
         )
 
     def _count(self, block: Block) -> None:
