@@ -51,6 +51,43 @@ def test_terms_worked_by_hand(function, expected):
     np.testing.assert_allclose(of(function), expected, rtol=1e-15)
 
 
+def with_statistics():
+    """The problem worked by hand, with 8, 24 and 24 bits of batch-norm's statistics in layers 1, 1..2 and 1..3."""
+    problem = by_hand()
+    return dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, statistics_bits=[8.0, 24.0, 24.0]))
+
+
+def test_a_reestimation_by_hand():
+    """One mini-batch forward, and the statistics to the fed server and back.
+
+    a1 and a2 as above: max(2+10, 3+8) = 12. a3: 500 and 300 FLOPs a sample are left to the server: 2·800/1000 = 1.6.
+    b1: 8/4 = 2 and 24/8 = 3; the server has those of layer 2 of device 1, 16 bits: 16/16 = 1. b3: 8/8 = 1 and
+    24/16 = 1.5; 16/32 = 0.5. In all 12 + 1.6 + 3 + 1.5 = 18.1, less than a round.
+    """
+    problem = with_statistics()
+    moment = problem.costs, problem.fleet, CUTS, problem.batch_size
+    assert latency.reestimation_s(*moment) == pytest.approx(18.1, rel=1e-15)
+    phases = {time.phase: (time.seconds, time.bottleneck) for time in latency.reestimation_times(*moment)}
+    assert phases == {
+        "a1": (2.0, "device 1"),
+        "a2": (10.0, "device 1"),
+        "a3": (1.6, "edge server"),
+        "b1": (3.0, "device 2"),
+        "b3": (1.5, "device 2"),
+    }
+    without = latency.reestimation_s(by_hand().costs, *moment[1:])
+    assert without == pytest.approx(13.6, rel=1e-15)
+
+
+def test_the_phases_of_a_reestimation_add_up_also_where_the_server_is_slowest():
+    problem = with_statistics()
+    slow = dataclasses.replace(problem.fleet.server, to_fed_bps=1.0, from_fed_bps=1.0)
+    moment = problem.costs, dataclasses.replace(problem.fleet, server=slow), np.array([1, 3]), problem.batch_size
+    times = latency.reestimation_times(*moment)
+    assert sum(time.seconds for time in times) == pytest.approx(float(latency.reestimation_s(*moment)), rel=1e-15)
+    assert [time.bottleneck for time in times if time.phase in ("b1", "b3")] == ["edge server"] * 2
+
+
 def test_block_is_interval_rounds_and_one_aggregation():
     """T(I, μ) = 5 · 26.8 + 9 = 143."""
     problem = by_hand()

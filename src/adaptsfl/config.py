@@ -100,6 +100,7 @@ class TrainingConfig(Section):
     weight_decay: float = 0.0
     at_averaging: Literal["average", "reset", "keep"] = "average"
     statistics: Literal["pooled", "device"] = "pooled"
+    reestimate_statistics: bool = True  # of batch-norm, before every evaluation and in the final model
     device: str = "cpu"  # where to compute, as torch names it
     schedule: ScheduleConfig | None = None  # of the learning rate; constant without it
 

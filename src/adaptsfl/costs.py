@@ -27,6 +27,7 @@ class CutCosts:
         client_model_bits: δ_j, size of layers 1..j as the fed server averages them.
         memory_bytes: what a device needs to train layers 1..j with one mini-batch: parameters, their gradients,
             optimiser state and the batch's saved activations. None if unknown.
+        statistics_bits: size of batch-norm's running statistics in layers 1..j; zero if not given.
         names: one name per layer, for people; empty if unnamed.
     """
 
@@ -37,6 +38,7 @@ class CutCosts:
     client_model_bits: FloatArray
     memory_bytes: FloatArray | None = None
     names: tuple[str, ...] = ()
+    statistics_bits: FloatArray | None = None
 
     def __post_init__(self) -> None:
         layers: int | None = None
@@ -55,6 +57,10 @@ class CutCosts:
         if self.memory_bytes is not None:
             memory = checks.vector("memory_bytes", self.memory_bytes, length=layers, of="one per cut")
             object.__setattr__(self, "memory_bytes", memory)
+        if self.statistics_bits is not None:
+            bits = checks.vector("statistics_bits", self.statistics_bits, length=layers, of="one per cut")
+            checks.rising("statistics_bits", bits)
+            object.__setattr__(self, "statistics_bits", bits)
         object.__setattr__(self, "names", checks.names("names", self.names, self.layers, "one per layer"))
 
     @property

@@ -128,6 +128,33 @@ def block_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, inte
     return interval * round_s(costs, fleet, cuts, batch_size) + aggregation_s(costs, fleet, cuts)
 
 
+def server_forward_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """T_s^F = b Σ_i (ρ_L − ρ_{cut(i)}) / f_s: the server's turn without the way back."""
+    forward = costs.forward_flops[-1] - costs.forward_flops[cuts - 1]
+    return batch_size * np.sum(forward, axis=-1) / fleet.server.flops
+
+
+def statistics_bits(costs: CutCosts, cuts: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Return the bits of batch-norm's statistics that each device exchanges with the fed server, and the edge server.
+
+    A device has those of its layers. The edge server has those of the layers from the shallowest cut on up to L_c, of
+    all devices together; it merges those of the common layers by itself.
+    """
+    if costs.statistics_bits is None:
+        return np.zeros(cuts.shape), np.zeros(cuts.shape[:-1])
+    bits = costs.statistics_bits[cuts - 1]
+    return bits, np.max(bits, axis=-1) - np.min(bits, axis=-1)
+
+
+def reestimation_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """Re-estimating batch-norm's statistics: one mini-batch per device forward, and the statistics to and fro."""
+    devices, server = statistics_bits(costs, cuts)
+    uploads = np.maximum(np.max(devices / fleet.fed_uplink_bps, axis=-1), server / fleet.server.to_fed_bps)
+    downloads = np.maximum(np.max(devices / fleet.fed_downlink_bps, axis=-1), server / fleet.server.from_fed_bps)
+    forward = np.max(to_server_s(costs, fleet, cuts, batch_size), axis=-1)
+    return forward + server_forward_s(costs, fleet, cuts, batch_size) + uploads + downloads
+
+
 @dataclass(frozen=True)
 class PhaseTime:
     """How long one phase takes, and who takes that long: a device's name, or a server."""
@@ -169,6 +196,19 @@ def phase_times(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) 
         _slower("b1", client_model_upload_s(costs, fleet, cuts), server_model_upload_s(costs, fleet, cuts), fleet),
         PhaseTime("b2", 0.0, FED_SERVER),
         _slower("b3", client_model_download_s(costs, fleet, cuts), server_model_download_s(costs, fleet, cuts), fleet),
+    )
+
+
+def reestimation_times(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> tuple[PhaseTime, ...]:
+    """Break a re-estimation down into the phases that it has in common with rounds: they add up to `reestimation_s`."""
+    first = int(np.argmax(to_server_s(costs, fleet, cuts, batch_size)))
+    devices, server = statistics_bits(costs, cuts)
+    return (
+        PhaseTime("a1", float(client_forward_s(costs, fleet, cuts, batch_size)[first]), fleet.name(first)),
+        PhaseTime("a2", float(activation_upload_s(costs, fleet, cuts, batch_size)[first]), fleet.name(first)),
+        PhaseTime("a3", float(server_forward_s(costs, fleet, cuts, batch_size)), EDGE_SERVER),
+        _slower("b1", devices / fleet.fed_uplink_bps, server / fleet.server.to_fed_bps, fleet),
+        _slower("b3", devices / fleet.fed_downlink_bps, server / fleet.server.from_fed_bps, fleet),
     )
 
 

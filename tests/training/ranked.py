@@ -116,3 +116,15 @@ def gone_on(ranks: Ranks, case: Case, rounds: int, folder: Path) -> dict[str, Te
         t = engine.schedule.round + 1
         engine.round(mine(engine, make_batches(engine.model, (1, 8, 8), SIZES)(t), EVERYBODY))
     return engine.state()
+
+
+def estimated(ranks: Ranks, cases: Sequence[Case]) -> list[dict[str, Tensor]]:
+    """Return the model of every case two rounds after the beginning, with statistics estimated for it."""
+    found = []
+    for case in cases:
+        engine = engine_of(case, ranks)
+        batches, present = make_batches(engine.model, (1, 8, 8), SIZES), case.present[0]
+        for t in (1, 2):
+            engine.round(mine(engine, batches(t), present), present)
+        found.append(engine.state(mine(engine, batches(2), present)))
+    return found

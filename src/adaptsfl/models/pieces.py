@@ -7,9 +7,11 @@ from operator import getitem, mul
 from typing import Any, Self
 
 from torch import Tensor, fx, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from adaptsfl.models.cuts import Flow, InputDevice, PerSample
 from adaptsfl.models.state import attach, targets
+from adaptsfl.models.trace import mode
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 Modes = Mapping[bool, frozenset[str]]
@@ -67,6 +69,19 @@ class Piece(nn.Module):
     def extra_repr(self) -> str:
         """Name the layers, for people."""
         return ", ".join(step.name for step in self._layer_steps)
+
+
+def tracked_norms(piece: nn.Module) -> dict[str, tuple[str, str]]:
+    """Return the batch-norms of a piece whose running statistics training moves: by name, the names of these two.
+
+    Tracing may have turned them into plain operations; the statistics keep their names. Neither those without running
+    statistics count, nor instance-norm, nor those that the model's own train() keeps in evaluation mode (frozen).
+    """
+    means = [name for name, _ in piece.named_buffers() if name.rpartition(".")[2] == "running_mean"]
+    with mode(piece, True):
+        holders = {name.removesuffix("running_mean"): piece.get_submodule(name.rpartition(".")[0]) for name in means}
+        moving = [k for k, part in holders.items() if part.training and not isinstance(part, _InstanceNorm)]
+    return {prefix.rstrip("."): (f"{prefix}running_mean", f"{prefix}running_var") for prefix in moving}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.cuts import BATCHES, check_input, with_batch
 from adaptsfl.models.keep import untouched
-from adaptsfl.models.pieces import Piece
+from adaptsfl.models.pieces import Piece, tracked_norms
 from adaptsfl.models.record import storage
 from adaptsfl.models.split import SplitModel
 from adaptsfl.models.trace import mode
@@ -75,6 +75,7 @@ def profile(
         client_model_bits=np.cumsum(model_bits),
         memory_bytes=np.cumsum(model_bytes + saved),
         names=model.names,
+        statistics_bits=np.cumsum([_statistics_bits(piece) for piece in model.pieces]),
     )
 
 
@@ -179,3 +180,9 @@ def _state(model: SplitModel, kept: int) -> tuple[list[int], list[int]]:
         sizes.append(sum(tensor.nbytes * (2 + kept if tensor.requires_grad else 1) for tensor in new.values()))
         counted |= new.keys()
     return bits, sizes
+
+
+def _statistics_bits(piece: Piece) -> int:
+    """Return the bits of the running statistics of batch-norm in a layer."""
+    buffers = dict(piece.named_buffers())
+    return sum(BITS_PER_BYTE * buffers[name].nbytes for pair in tracked_norms(piece).values() for name in pair)

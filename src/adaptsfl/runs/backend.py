@@ -80,6 +80,7 @@ class Trained:
     Attributes:
         evaluations: as the record has them; in a deployment, of the model with which the block began.
         estimates: what the backend itself has to say for the record.
+        reestimated: whether batch-norm's statistics were re-estimated for every evaluation.
         restart: what a restarted process needs to tell the scene from the block; None where runs are replayed.
     """
 
@@ -94,6 +95,7 @@ class Trained:
     present: Present | None = None
     estimates: Mapping[str, object] = field(default_factory=dict)
     restart: Mapping[str, object] | None = None
+    reestimated: bool = False
 
 
 class Backend(Protocol):

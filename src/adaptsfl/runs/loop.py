@@ -179,6 +179,7 @@ class BlockLoop:
             present=trained.present,
             losses=trained.learned.losses,
             restart={**restart, **trained.restart} if trained.restart is not None else {},
+            reestimated=trained.reestimated,
         )
 
     def _count(self, block: Block) -> None:

@@ -38,6 +38,7 @@ class Block:
         resources: per rate of the fleet (see `fleet.RATES`), as measured when the plan was made, one per device.
         predicted_s: how long the planner thought the block would take.
         measuring: extra exchanges, in rounds, that measuring took in the last round.
+        reestimated: whether batch-norm's statistics were re-estimated for every evaluation; its time is in `seconds`.
         present: who took part, round by round; None if everybody did.
         losses: training loss of every round, the mean over devices; empty in records that are older than the field.
         restart: in a deployment, what a restarted edge server needs to ask its policy again; else empty.
@@ -63,6 +64,7 @@ class Block:
     present: tuple[tuple[int, ...], ...] | None = None
     losses: tuple[float, ...] = ()
     restart: dict[str, Any] = field(default_factory=dict)
+    reestimated: bool = False
 
     @property
     def last_round(self) -> int:
@@ -142,6 +144,12 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
 def _real(value: Any) -> float:
     if isinstance(value, bool | str):
         raise TypeError
@@ -185,5 +193,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "present": lambda value: None if value is None else tuple(tuple(map(_whole, devices)) for devices in value),
     "losses": lambda value: tuple(_real(loss) for loss in value),
     "restart": _mapping,
+    "reestimated": _truth,
 }
-_OPTIONAL = ("losses", "restart")  # younger than the format
+_OPTIONAL = ("losses", "restart", "reestimated")  # younger than the format

@@ -77,6 +77,7 @@ class SimulatedBackend:
         self.clock = Clock(world.fleet_at, world.costs, world.batch_size, faults, policy.trainer)
         mode = policy.adapt.get("mode", world.recipe.adapt.mode)
         self.observer = Observer(world.measured_at, smoothed=policy.estimates and mode == "calibrated")
+        self.reestimates = world.reestimates(policy.trainer)
         self.key = _name(f"{world.learning_identity} {policy.trainer} {policy.divergence}")
         self.round = 0
         self._learner = Learner(
@@ -138,7 +139,8 @@ class SimulatedBackend:
         learned = self.learn(order)
         predicted_s = self.clock.predicted_s(order, scene.fleet)  # before the copies grow older
         measuring = CONSTANTS_COST if order.measure else 0
-        charged = self.clock.charge(order, scene.members, measuring)
+        reestimated = [t for t, _, _ in learned.evaluations] if self.reestimates else []
+        charged = self.clock.charge(order, scene.members, measuring, reestimated)
         for t in range(order.first_round + 1, order.last_round + 1):
             self.observer.at(t)  # every round's rates are measured; the first one's were when it was observed
         cuts = np.zeros(self.devices, dtype=int)
@@ -154,6 +156,7 @@ class SimulatedBackend:
             predicted_s=predicted_s,
             evaluations=tuple((t, ends_s[t], accuracy, loss) for t, accuracy, loss in learned.evaluations),
             present=order.present,
+            reestimated=bool(reestimated),
         )
 
     # --- learning ---

@@ -85,11 +85,15 @@ class Clock:
         self.now_s = 0.0
         self.schedule: Schedule | None = None
 
-    def charge(self, order: Order, members: Sequence[int], measuring: int) -> Charged:
+    def charge(
+        self, order: Order, members: Sequence[int], measuring: int, reestimated: Collection[int] = ()
+    ) -> Charged:
         """Charge one block; `measuring` rounds' worth of exchanges come on top of its last round.
 
         Args:
             members: who began the block, as indices of the whole fleet.
+            reestimated: the rounds after which batch-norm's statistics were re-estimated; the one before the block's
+                first is charged to the block too, whose beginning is then later.
         """
         self.schedule = self._ahead(order.decision)
         cuts = dict(zip(members, order.decision.placement, strict=True))
@@ -102,7 +106,12 @@ class Clock:
             here = fleet if len(present) == fleet.size else fleet.subset(present)
             placed = [cuts[device] for device in present]
             moment = (self.trainer, placed, here, self.costs, self.batch_size)
+            if not k and t - 1 in reestimated:
+                rounds.append(reestimation_time(*moment[1:]))
+                ends[0] = self.now_s = self.now_s + rounds[0].total_s
             new = [round_time(*moment, self.schedule.advance())]
+            if t in reestimated:
+                new.append(reestimation_time(*moment[1:]))
             if measuring and k == order.rounds - 1:
                 new += [round_time(*moment)] * measuring
             rounds += new
@@ -160,6 +169,15 @@ def round_time(
             # Devices that take turns with the server model (SplitFed V2) still compute and send at the same time, and
             # the server's work is the same in any order.
             return _parallel(chosen, fleet, costs, batch_size, averaged)
+
+
+def reestimation_time(cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int) -> Elapsed:
+    """Return what a re-estimation of batch-norm's statistics takes: one mini-batch per device forward, and merging."""
+    chosen = np.array(cuts, dtype=np.int64)
+    times = latency.reestimation_times(costs, fleet, chosen, batch_size)
+    devices, server = latency.statistics_bits(costs, chosen)
+    bits = batch_size * float(np.sum(costs.activation_bits[chosen - 1])) + 2 * float(np.sum(devices) + server)
+    return _elapsed({time.phase: (time.seconds, time.bottleneck) for time in times}, bits)
 
 
 def together(rounds: Iterable[Elapsed]) -> Elapsed:

@@ -43,7 +43,7 @@ from adaptsfl.fleet.recipe import BESIDE_A_TRACE
 from adaptsfl.policies import Policy, Trainer, make_policy
 from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.runs.loop import BlockLoop
-from adaptsfl.runs.recipe import about_run, check_run, seeded, targets_of
+from adaptsfl.runs.recipe import about_run, check_run, norm_remark, seeded, targets_of
 from adaptsfl.runs.record import Block
 from adaptsfl.simulation.backend import SimulatedBackend
 from adaptsfl.simulation.claim import RECIPE, TRAJECTORIES, claim
@@ -105,7 +105,7 @@ class Watcher:
         on_block: after every block.
         ends: after a run, also one that was done before.
         fails: when a run fails. If it returns, the other runs go on; by default it does not.
-        remarks: what people should know: which run is done again, and why.
+        remarks: what people should know: which run is done again, and why; what would learn faster.
     """
 
     begins: Callable[[Job, World], None] = lambda _job, _world: None
@@ -352,6 +352,11 @@ class Experiment:
                 f"{policy.title} lets devices take turns with one model, so that only one rank could work at a time"
             )
             raise InvalidInput("run.policies", problem, "Run it in one process")
+        remark = norm_remark(world.recipe, world.model)
+        if (
+            remark and job == self.jobs[0] and policy.trainer in ("engine", "turns")
+        ):  # once, and not where all is pooled
+            watcher.remarks(job, remark)
         watcher.begins(job, world)
         info = {**_about(job, world, policy), "identity": self.identity(job)}
         backend = SimulatedBackend(

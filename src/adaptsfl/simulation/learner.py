@@ -53,6 +53,7 @@ class Learner:
         self.world, self.trainer, self.on_round, self.ranks, self.folder = world, trainer, on_round, ranks, folder
         self.round = 0
         self._record_divergence = divergence
+        self._reestimates = world.reestimates(trainer)
         self._made: Engine | Sequential | None = None
 
     @property
@@ -86,7 +87,7 @@ class Learner:
                 losses.append(record.loss)
                 self.round = record.round
                 if self.round % self.world.run.evaluate_every == 0 or (order.final and last):
-                    evaluations.append((self.round, *self.world.evaluate(made.state(), self.ranks)))
+                    evaluations.append((self.round, *self.world.evaluate(self._model(made), self.ranks)))
                 self.on_round(self.round, record.loss)
             divergence = self.divergence
             apart = (
@@ -100,7 +101,7 @@ class Learner:
         """Return the global model as it is now."""
         with self._all_ranks("state"):
             assert self._made is not None
-            return self._made.state()
+            return self._model(self._made)
 
     def save(self, extra: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Write a checkpoint, of which every rank writes the copies of its own devices."""
@@ -215,6 +216,10 @@ class Learner:
         if probe is not None and isinstance(made, Engine):
             measured["constants"] = replace(measured["constants"], smoothness=probe.measure(made))
         return RoundRecord(t, tuple(losses.tolist()), None if self.trainer == "centralized" else present)
+
+    def _model(self, made: Engine | Sequential) -> dict[str, Tensor]:
+        """Return the global model, where copies are averaged with batch-norm's statistics on the last mini-batches."""
+        return made.state(self._batches(made, self.round, made.present) if self._reestimates else None)
 
     def _batches(self, made: Engine | Sequential, t: int, present: tuple[int, ...] | None) -> list[Batch]:
         """Return what this rank trains on in round 1, 2, …: nothing else is read."""

@@ -117,7 +117,8 @@ def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
     seen = observer.at(block.first_round)
     here = seen if everybody else seen.subset(members)
     predicted_s = clock.predicted_s(order, here)  # before the copies grow older
-    charged = clock.charge(order, members, block.measuring)
+    reestimated = [row[0] for row in block.evaluations] if block.reestimated else []
+    charged = clock.charge(order, members, block.measuring, reestimated)
     for t in range(block.first_round + 1, block.last_round + 1):
         observer.at(t)
     return replace(

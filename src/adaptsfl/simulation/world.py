@@ -23,10 +23,12 @@ from adaptsfl.errors import InvalidInput, inside
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
 from adaptsfl.loading import Optimizer, classes_of, costs_of, model_costs, split_model
 from adaptsfl.models import SplitModel
+from adaptsfl.policies import Trainer
 from adaptsfl.runs.recipe import check_run, check_training, optimizer_settings, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
+from adaptsfl.training.statistics import tracks_statistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,14 @@ class World:
     def optimizer(self) -> OptimizerSettings:
         """How weights follow gradients."""
         return optimizer_settings(self.recipe.training)
+
+    def reestimates(self, trainer: Trainer) -> bool:
+        """Whether batch-norm's running statistics are re-estimated for the model that is evaluated or handed over.
+
+        Where one model is trained, without copies that are averaged, its running statistics are its own.
+        """
+        averaged = trainer in ("engine", "turns") and self.devices > 1
+        return averaged and self.recipe.training.reestimate_statistics and tracks_statistics(self.model.pieces)
 
     def fleet_at(self, round_: int) -> Fleet:
         """Return the true resources in round 1, 2, …."""

@@ -40,6 +40,7 @@ from adaptsfl.training.settings import (
 )
 from adaptsfl.training.snapshot import EngineState, restore_layers
 from adaptsfl.training.stack import LayerStack, Slot, means, merge
+from adaptsfl.training.statistics import reestimated
 
 CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
 
@@ -161,13 +162,32 @@ class Engine:
         # Those that become common.
         merge(self.layers[plan.deepest :], self._last_shares(), "average", self.ranks)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self, batches: Sequence[Batch] | None = None) -> dict[str, Tensor]:
         """Return the global model: the common layers and the mean of the others, under the model's own names.
 
-        The mean is that of the devices that took part in the last round, as if all layers were averaged now.
+        The mean is that of the devices that took part in the last round, as if all layers were averaged now. With
+        `batches`, one per such device, batch-norm's running statistics are estimated for that model on these samples;
+        without, they are the mean of the copies' own. Training goes on the same in any case.
+
+        On several ranks, batches are those of the rank's own devices.
         """
-        shares = self._last_shares()
-        return self.model.merge_state(*(layer.merged(shares, self.ranks) for layer in self.layers))
+        rows = self._last_shares()
+        pieces = [layer.merged(rows, self.ranks) for layer in self.layers]
+        if batches is not None:
+            mine = [device for device in self.present if device in self._row]
+            check_batches(batches, len(mine))
+            shares = shares_of(self.weights, self.present)
+            found = reestimated(
+                pieces,
+                self.schedule.plan.deepest,
+                [self._place(x) for x, _ in batches],
+                [shares[device] for device in mine],
+                pooled=self.statistics == "pooled",
+                ranks=self.ranks,
+            )
+            for piece, statistics in zip(pieces, found, strict=True):
+                piece.load_state_dict(statistics, strict=False)
+        return self.model.merge_state(*(piece.state_dict() for piece in pieces))
 
     def divergence(self) -> list[float]:
         """Return how far apart the copies of each client-specific layer are: the mean of ‖w_i - w̄‖ / ‖w̄‖.

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel
@@ -184,10 +185,48 @@ class Reference:
         self.devices = [Device(own[:cut]) for own, cut in zip(forged, plan.cuts, strict=True)]
         self.server.non_common = [own[cut:] for own, cut in zip(forged, plan.cuts, strict=True)]
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the global model: the common layers and the mean of the others, under the model's own names."""
+    def state(self, batches: Sequence[Batch] | None = None) -> dict[str, Tensor]:
+        """Return the global model: the common layers and the mean of the others, under the model's own names.
+
+        With `batches`, one per device of the last round, batch-norm's running statistics are estimated for that model.
+        """
+        shares = shares_of(self.weights, self.present)
         merged = [deepcopy(list(copies)) for copies in zip(*self.forged(), strict=True)]
         for copies in merged:
-            average(copies, shares_of(self.weights, self.present), "keep")
-        layers = [*(copies[0] for copies in merged), *self.server.common]
-        return self.model.merge_state(*(layer.piece.state_dict() for layer in layers))
+            average(copies, shares, "keep")
+        own, common = [copies[0] for copies in merged], deepcopy(self.server.common)
+        if batches is not None:
+            check_batches(batches, len(self.present))
+            here, pooled = [shares[k] for k in self.present], self.server.statistics == "pooled"
+            outputs = _estimate(own, [x for x, _ in batches], here)
+            _estimate(common, [torch.cat(outputs)] if pooled else outputs, [1.0] if pooled else here)
+        return self.model.merge_state(*(layer.piece.state_dict() for layer in [*own, *common]))
+
+
+@torch.no_grad()
+def _estimate(layers: Sequence[Layer], inputs: Sequence[Tensor], shares: Sequence[float]) -> list[Tensor]:
+    """Give every batch-norm the mean and variance of all that reaches it, each device's numbers by its share.
+
+    Each entry of `inputs` is normalised by itself, without dropout. Returns what leaves the layers.
+    """
+    parts = [part for layer in layers for part in layer.piece.modules()]
+    norms = [part for part in parts if isinstance(part, _BatchNorm) and part.training and part.running_mean is not None]
+    counts = [norm.get_buffer("num_batches_tracked").clone() for norm in norms]
+    seen: dict[nn.Module, list[Tensor]] = {norm: [] for norm in norms}
+    for layer in layers:
+        layer.piece.eval()
+    for norm in norms:
+        norm.train()
+        norm.register_forward_pre_hook(lambda norm, given: seen[norm].append(given[0].transpose(0, 1).flatten(1)))
+    outputs = [run(layers, x) for x in inputs]
+    for norm, count in zip(norms, counts, strict=True):
+        numbers = torch.cat(seen[norm], 1)  # (channels, numbers of all devices)
+        sizes = [x.shape[1] for x in seen[norm]]
+        weights = numbers.new_tensor(
+            [share / size for share, size in zip(shares, sizes, strict=True) for _ in range(size)]
+        )
+        mean = (weights * numbers).sum(1)
+        variance = (weights * (numbers - mean[:, None]).square()).sum(1) * (sum(sizes) / (sum(sizes) - 1))
+        for name, value in (("running_mean", mean), ("running_var", variance), ("num_batches_tracked", count)):
+            norm.get_buffer(name).copy_(value)
+    return outputs

@@ -115,14 +115,13 @@ class LayerStack:
                 found = given[f"{group}.{name}"]
                 tensors[name] = _rows(tensor[0], len(found)).copy_(found)
 
-    def merged(self, shares: Sequence[float], ranks: Ranks = ALONE) -> dict[str, Tensor]:
-        """Return the mean of the copies with a share as the layer's state_dict."""
+    def merged(self, shares: Sequence[float], ranks: Ranks = ALONE) -> nn.Module:
+        """Return the mean of the copies with a share, as a module of its own."""
         piece = deepcopy(self.piece)
         parameters, buffers = means([self.parameters, self.buffers], shares, ranks)
         for name, tensor in [*piece.named_parameters(), *piece.named_buffers()]:
             tensor.data = (parameters[name] if name in parameters else buffers[name])[0].clone()
-        state: dict[str, Tensor] = piece.state_dict()
-        return state
+        return piece
 
     def _groups(self) -> dict[str, dict[str, Tensor]]:
         states = {f"state.{key}": tensors for key, tensors in self.state.items()}

@@ -35,6 +35,7 @@ from adaptsfl.training.settings import (
 )
 from adaptsfl.training.snapshot import EngineState, restore_layers
 from adaptsfl.training.stack import LayerStack, Slot, merge
+from adaptsfl.training.statistics import reestimated
 
 
 class Sequential:
@@ -92,10 +93,20 @@ class Sequential:
             return list(range(len(self.weights)))
         return [int(k) for k in np.random.default_rng([self.seed, t]).permutation(len(self.weights))]
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the global model: the server's layers and the mean of the clients', under the model's own names."""
+    def state(self, batches: Sequence[Batch] | None = None) -> dict[str, Tensor]:
+        """Return the global model: the server's layers and the mean of the clients', under the model's own names.
+
+        With `batches`, one per device of the last round, batch-norm's running statistics are estimated for that model.
+        """
         shares = shares_of(self.weights, self.present)
-        return self.model.merge_state(*(layer.merged(shares) for layer in self.layers))
+        pieces = [layer.merged(shares) for layer in self.layers]
+        if batches is not None:
+            check_batches(batches, len(self.present))
+            inputs, own = [x.to(self.device) for x, _ in batches], [shares[k] for k in self.present]
+            found = reestimated(pieces, self.cut, inputs, own, pooled=False)
+            for piece, statistics in zip(pieces, found, strict=True):
+                piece.load_state_dict(statistics, strict=False)
+        return self.model.merge_state(*(piece.state_dict() for piece in pieces))
 
     def snapshot(self) -> EngineState:
         """Return a copy of what `restore` needs, in the form of an engine whose devices all cut at the same layer."""

@@ -1,0 +1,222 @@
+"""Batch-norm's running statistics, estimated for a model whose weights are the mean of copies.
+
+Every copy's running statistics describe that copy. Their mean describes no model: the mean model's activations are not
+the mean of the copies' activations, and the mean of variances leaves out how far the means lie apart. So some samples
+of every device run forward through the mean model, and the moments of what reaches each batch-norm are merged.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from adaptsfl.models.pieces import tracked_norms
+from adaptsfl.models.trace import mode
+from adaptsfl.training.ranks import ALONE, Ranks
+
+_OWN_ORDER = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
+# What batch-norm may be called as, in a module or in a traced graph, and in which order it takes its arguments.
+BATCH_NORM: Mapping[Any, tuple[str, ...]] = {
+    functional.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    torch.batch_norm: _OWN_ORDER,
+    torch.ops.aten.batch_norm.default: _OWN_ORDER,
+}
+
+Norm = tuple[int, str]  # the layer's number, from 1, and the name of the batch-norm in it
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What some numbers per channel come to, in double precision.
+
+    Attributes:
+        weight: how much they count where they are merged with others.
+        count: how many there are of each channel.
+        mean, variance: of each channel; the variance around their own mean, divided by `count`.
+    """
+
+    weight: float
+    count: float
+    mean: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, weight: float | None = None) -> "Moments":
+        """Return those of a batch-norm's input, channels second; by default every number weighs as much as another."""
+        variance, mean = torch.var_mean(x, [axis for axis in range(x.dim()) if axis != 1], correction=0)
+        count = x.numel() / x.shape[1]
+        return cls(count if weight is None else weight, count, mean.double(), variance.double())
+
+    @classmethod
+    def merged(cls, parts: Sequence["Moments"]) -> "Moments":
+        """Return the moments of all parts together, each by its weight: exactly those of the pooled numbers.
+
+        Variances are merged around the common mean (the parallel-variance formula), so that nothing cancels.
+        """
+        weight = sum(part.weight for part in parts)
+        mean = torch.stack([part.weight / weight * part.mean for part in parts]).sum(0)
+        spread = [part.weight / weight * (part.variance + (part.mean - mean).square()) for part in parts]
+        return cls(weight, sum(part.count for part in parts), mean, torch.stack(spread).sum(0))
+
+    @property
+    def running(self) -> tuple[Tensor, Tensor]:
+        """What batch-norm calls running statistics: the mean, and the variance without bias."""
+        return self.mean, self.variance * (self.count / max(1.0, self.count - 1))
+
+
+class Recorder(TorchFunctionMode):
+    """While it is active, models in evaluation mode normalise by the samples that they see, and these are measured.
+
+    Evaluation mode keeps dropout off, and nothing in the model changes.
+
+    Args:
+        pieces: layers by number. Their batch-norms with running statistics are recorded, all others run as usual.
+        pool: called with the moments of what reaches a batch-norm; returns those to normalise by and to record.
+
+    Attributes:
+        found: by batch-norm, in the order in which they ran; where one ran several times, of all times together.
+    """
+
+    def __init__(self, pieces: Mapping[int, nn.Module], pool: Callable[[Moments], Moments] = lambda own: own) -> None:
+        super().__init__()
+        self._norms: dict[int, Norm] = {}
+        for number, piece in pieces.items():
+            buffers = dict(piece.named_buffers())
+            self._norms |= {id(buffers[mean]): (number, name) for name, (mean, _) in tracked_norms(piece).items()}
+        self._pool = pool
+        self.found: dict[Norm, Moments] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run whatever torch is asked to, and batch-norm as described."""
+        order, given = BATCH_NORM.get(func), kwargs or {}
+        if order is None:
+            return func(*args, **given)
+        named = {**dict(zip(order, args, strict=False)), **given}
+        norm = self._norms.get(id(named["running_mean"]))
+        if norm is None:
+            return func(*args, **given)
+        x = named["input"]
+        seen = self._pool(Moments.of(x))
+        self.found[norm] = Moments.merged([self.found[norm], seen]) if norm in self.found else seen
+        mean, variance = seen.mean.to(x.dtype), seen.variance.to(x.dtype)
+        weight, bias, eps = named.get("weight"), named.get("bias"), named.get("eps", 1e-5)
+        return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+
+def tracks_statistics(pieces: Sequence[nn.Module]) -> bool:
+    """Whether any batch-norm of a model has running statistics that training moves."""
+    return any(tracked_norms(piece) for piece in pieces)
+
+
+@torch.no_grad()
+def reestimated(
+    pieces: Sequence[nn.Module],
+    own: int,
+    inputs: Sequence[Tensor],
+    shares: Sequence[float],
+    *,
+    pooled: bool,
+    ranks: Ranks = ALONE,
+) -> list[dict[str, Tensor]]:
+    """Return the running statistics of a model on some samples: for every layer, by the names of its buffers.
+
+    As in training, a device's samples are normalised by themselves in the client-specific layers; in the common ones
+    together, or also by themselves.
+
+    Args:
+        pieces: all layers of the mean model; they are not changed.
+        own: L_c, how many of them are client-specific.
+        inputs: one batch per device; on several ranks those of the rank's own devices, which may be none.
+        shares: how much each of these devices counts, as in averages.
+        pooled: whether the common layers see all devices' samples together.
+    """
+    apart = own if pooled else len(pieces)
+    with ExitStack() as stack:
+        for piece in pieces:
+            stack.enter_context(mode(piece, False))
+        merged, outputs = _by_device(dict(enumerate(pieces[:apart], start=1)), inputs, shares, ranks)
+        if tracks_statistics(pieces[apart:]):
+            common = dict(enumerate(pieces[apart:], start=apart + 1))
+            merged |= _together(common, outputs, ranks)
+    return [running_buffers(piece, number, merged) for number, piece in enumerate(pieces, start=1)]
+
+
+def running_buffers(piece: nn.Module, number: int, merged: Mapping[Norm, Moments]) -> dict[str, Tensor]:
+    """Return the running statistics of one layer by the names and in the types of its buffers."""
+    buffers = dict(piece.named_buffers())
+    found: dict[str, Tensor] = {}
+    for norm, names in tracked_norms(piece).items():
+        if (number, norm) in merged:
+            values = merged[number, norm].running
+            found |= {name: value.to(buffers[name].dtype) for name, value in zip(names, values, strict=True)}
+    return found
+
+
+def _by_device(
+    pieces: Mapping[int, nn.Module], inputs: Sequence[Tensor], shares: Sequence[float], ranks: Ranks
+) -> tuple[dict[Norm, Moments], list[Tensor]]:
+    """Run every device's samples by themselves; return the merged moments, and each device's activations."""
+    buffers = {number: dict(piece.named_buffers()) for number, piece in pieces.items()}
+    norms = {
+        (number, norm): buffers[number][mean]
+        for number, piece in pieces.items()
+        for norm, (mean, _) in tracked_norms(piece).items()
+    }
+    parts: dict[Norm, list[Moments]] = {norm: [] for norm in norms}
+    outputs = []
+    for x, share in zip(inputs, shares, strict=True):
+        outputs.append(x)
+        with Recorder(pieces) as recorder:
+            for piece in pieces.values():
+                outputs[-1] = piece(outputs[-1])
+        for norm, found in recorder.found.items():
+            parts[norm].append(Moments(share, found.count, found.mean, found.variance))
+    mine = [Moments.merged(found) if found else None for found in parts.values()]
+    merged = zip(norms, _over_ranks(mine, list(norms.values()), ranks), strict=True)
+    return {norm: found for norm, found in merged if found is not None}, outputs
+
+
+def _together(pieces: Mapping[int, nn.Module], inputs: Sequence[Tensor], ranks: Ranks) -> dict[Norm, Moments]:
+    """Run the samples of all devices, on all ranks, as one batch; return the moments."""
+    shape = ranks.everybodys((tuple(inputs[0].shape[1:]), inputs[0].dtype, inputs[0].device) if inputs else None)
+    size, dtype, device = next(told for told in shape if told is not None)
+    # A rank without samples runs one that does not count: the others need its part in every batch-norm.
+    x = torch.cat(list(inputs)) if inputs else torch.zeros(1, *size, dtype=dtype, device=device)
+
+    def pool(own: Moments) -> Moments:
+        (found,) = _over_ranks([own if inputs else None], [own.mean], ranks)
+        assert found is not None, "some rank has samples"
+        return found
+
+    with Recorder(pieces, pool) as recorder:
+        for piece in pieces.values():
+            x = piece(x)
+    return recorder.found
+
+
+def _over_ranks(own: Sequence[Moments | None], like: Sequence[Tensor], ranks: Ranks) -> list[Moments | None]:
+    """Merge every entry with those of the other ranks; None where nobody has anything.
+
+    Args:
+        like: for every entry, a tensor with as many channels.
+    """
+    if ranks.size == 1:
+        return list(own)
+    tables = [tensor.new_zeros(ranks.size, 2 + 2 * len(tensor), dtype=torch.float64) for tensor in like]
+    for table, mine in zip(tables, own, strict=True):
+        if mine is not None:
+            sizes = table.new_tensor([mine.weight, mine.count])
+            table[ranks.rank] = torch.cat([sizes, mine.mean, mine.variance])
+    ranks.sum_(tables)
+    everybodys = [[_from_row(row) for row in table if row[0] > 0] for table in tables]
+    return [Moments.merged(found) if found else None for found in everybodys]
+
+
+def _from_row(row: Tensor) -> Moments:
+    mean, variance = row[2:].chunk(2)
+    return Moments(float(row[0]), float(row[1]), mean, variance)
