@@ -134,28 +134,38 @@ class CalibrationConfig(Section):
 
     # κ of R = I^p with p = 1 − exp(−κ L_c/L), before anything is seen: the middle of six settings that were measured,
     # from .17 (IID digits) to several (label shards with batch-norm); the deviation of ln κ spans that range.
-    prior_kappa: float = Field(0.7, gt=0)
-    prior_deviation: float = Field(1.0, gt=0)
-    given_deviation: float = Field(0.5, gt=0)  # of ln κ where [convergence] gives powers: they are of another run
-    jump_weight: float = Field(0.66, gt=0)  # from the jump of the loss at an averaging to κ, fitted to these settings
+    prior_kappa: float = Field(0.7, gt=0, allow_inf_nan=False)
+    prior_deviation: float = Field(1.0, gt=0, allow_inf_nan=False)
+    given_deviation: float = Field(
+        0.5, gt=0, allow_inf_nan=False
+    )  # of ln κ where [convergence] gives powers: they are of another run
+    jump_weight: float = Field(
+        0.66, gt=0, allow_inf_nan=False
+    )  # from the jump of the loss at an averaging to κ, fitted to these settings
     # Blocks of at least so many rounds show drift by their jump. In shorter ones, what copies gain on their own samples
     # and what they lose by noise cancel: they count less, and the shortest not at all.
     long_block: int = Field(8, ge=2)
     short_block: int = Field(4, ge=2)
-    long_error: float = Field(0.4, gt=0)  # by how much the rule itself is wrong, relative to κ, from long blocks
-    short_error: float = Field(1.0, gt=0)  # and from short ones
+    long_error: float = Field(
+        0.4, gt=0, allow_inf_nan=False
+    )  # by how much the rule itself is wrong, relative to κ, from long blocks
+    short_error: float = Field(1.0, gt=0, allow_inf_nan=False)  # and from short ones
     window: float = Field(2 / 3, gt=0, le=1)  # the last part of a run whose averagings count: κ changes over training
     # −d ln(loss)/d ln(round) before the losses show it, with the weight of one round one e-fold away; and the least,
     # where losses do not fall: a jump would be divided by nothing.
-    prior_fall: float = Field(0.3, gt=0)
-    least_fall: float = Field(0.02, gt=0)
+    prior_fall: float = Field(0.3, gt=0, allow_inf_nan=False)
+    least_fall: float = Field(0.02, gt=0, allow_inf_nan=False)
     # An interval is at most long_block, or this part of the rounds done: a mistake then costs no more than that. Where
     # an averaging takes longer than so many rounds, as many as it takes; but at most this multiple of those done.
-    growth: float = Field(0.25, gt=0)
-    averaging_growth: float = Field(2.0, gt=0)
-    kept_gain: float = Field(0.05, ge=0)  # a plan is kept unless another is faster by this part: changing costs rounds
+    growth: float = Field(0.25, gt=0, allow_inf_nan=False)
+    averaging_growth: float = Field(0.5, gt=0, allow_inf_nan=False)
+    kept_gain: float = Field(
+        0.05, ge=0, lt=1
+    )  # a plan is kept unless another is faster by this part: changing costs rounds
     probes: int = Field(2, ge=0)  # long blocks within the window that the estimate is to rest on
-    probe_gain: float = Field(0.1, ge=0)  # what a probing block must promise, where little drift is still plausible
+    probe_gain: float = Field(
+        0.1, ge=0, lt=1
+    )  # what a probing block must promise, where little drift is still plausible
 
 
 class AdaptConfig(Section):

@@ -14,7 +14,7 @@ from adaptsfl.config import PlannerConfig
 from adaptsfl.convergence import PowerRounds, RoundsTable
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.policies import POLICIES, BasePolicy, Decision, Trust, make_policy
-from adaptsfl.policies.place import fastest_cuts
+from adaptsfl.policies.place import fastest_cuts, trusted_plan
 from adaptsfl.policies.rma_ams import balanced_cuts
 from adaptsfl.training import Schedule
 from policies.observations import of, seen, wide
@@ -175,6 +175,18 @@ def test_an_interval_is_as_long_as_it_is_trusted(name):
         assert decided.interval == max(trusted, int(rounds_per_averaging(2)))
     given = PlannerConfig(cuts=2, interval=70)
     assert made(name).decide(seen(convergence=level, limits=given, trust=Trust(longest_interval=3))).interval == 70
+
+
+def test_an_averaging_that_takes_long_lengthens_the_interval_of_its_own_cuts_only():
+    """The best cuts of all have an averaging of many rounds; the best of those with shorter intervals may not."""
+    level = PowerRounds(np.zeros(16))
+    for rounds in (0, 16, 150, 1000):
+        trust = Trust(longest_interval=max(8, rounds // 4), longest_averaging=max(16, rounds // 2))
+        observation = wide(convergence=level, trust=trust)
+        plan = trusted_plan(observation)
+        problem = observation.problem()
+        averaging = float(problem.aggregation_s(plan.cuts) / problem.round_s(plan.cuts))
+        assert plan.interval <= max(trust.longest_interval, min(averaging, trust.longest_averaging))
 
 
 def test_a_block_probes_where_plans_may_be_much_too_careful():

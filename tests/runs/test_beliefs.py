@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from adaptsfl.config import AdaptConfig, Recipe, parse
 from adaptsfl.convergence import LONGEST_INTERVAL, RoundsTable, powers_of
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
-from adaptsfl.runs.beliefs import Calibrated, Given, PaperBound, beliefs_from
+from adaptsfl.runs.beliefs import UNMEASURED_INTERVAL, Calibrated, Given, PaperBound, beliefs_from
 
 LAYERS = 3
 POWERS = {"powers": [0.1, 0.2, 0.3]}
@@ -17,28 +16,30 @@ TABLE = {"table": {"intervals": [1, 4], "rounds": [[1.0, 1.5]] * LAYERS}}
 DRIFT = {"initial_gap": 2.0, "budget": 1.0, "drift": {"per_layer": [0.01] * LAYERS, "power": 2.0}}
 
 
-def beliefs(convergence: dict[str, Any] | None = None, *, measures: bool = True, **adapt: Any):
+def beliefs(convergence: dict[str, Any] | None = None, **adapt: Any):
     content: dict[str, Any] = {"model": {"name": "vgg16"}, "fleet": {"devices": 3}}
     if convergence is not None:
         content["convergence"] = convergence
-    return beliefs_from(parse(Recipe, content), parse(AdaptConfig, adapt), LAYERS, measures=measures)
+    return beliefs_from(parse(Recipe, content), parse(AdaptConfig, adapt), LAYERS)
 
 
-@pytest.mark.parametrize("measures", [True, False])
-def test_which_beliefs_a_recipe_leads_to(measures: bool) -> None:
-    """The same in a simulation and in a deployment, but for the bound's forms, which only a deployment believes."""
-    assert type(beliefs(measures=measures)) is Calibrated
-    assert type(beliefs(POWERS, measures=measures)) is Calibrated
-    assert type(beliefs(TABLE, measures=measures)) is Given
-    assert type(beliefs(DRIFT, measures=measures)) is (Calibrated if measures else Given)
-    assert type(beliefs(mode="paper", target=1.0, measures=measures)) is PaperBound
+def test_which_beliefs_a_recipe_leads_to() -> None:
+    assert type(beliefs()) is type(beliefs(POWERS)) is Calibrated
+    assert type(beliefs(mode="paper", target=1.0)) is PaperBound
+    for given in (TABLE, DRIFT):
+        assert type(beliefs(given)) is Given
     for given in (POWERS, TABLE, DRIFT):
-        assert type(beliefs(given, mode="paper", measures=measures)) is Given
+        assert type(beliefs(given, mode="paper")) is Given
+
+
+def test_the_bound_is_not_trusted_before_its_constants_are_measured() -> None:
+    trust = beliefs(mode="paper", target=1.0).trust()
+    assert trust.longest_interval == trust.longest_averaging == UNMEASURED_INTERVAL
 
 
 def test_powers_of_a_recipe_are_where_the_estimate_begins() -> None:
     kappa = 0.5
-    given = {"powers": powers_of(np.array([kappa]), LAYERS)[0].tolist()}
+    given = {"powers": powers_of(kappa, LAYERS).tolist()}
     assert beliefs(given).estimate.kappa == pytest.approx(kappa, rel=0.05)
     assert beliefs().estimate.kappa == pytest.approx(0.7, rel=0.05)
 
@@ -51,8 +52,12 @@ def test_a_table_is_believed() -> None:
 
 
 def test_what_is_wrong_with_a_recipes_convergence_is_said_at_once() -> None:
-    for wrong in ({"powers": [0.1]}, {"table": {"intervals": [2], "rounds": [[1.0]] * LAYERS}}):
-        with pytest.raises(InvalidInput, match=r"convergence\.(powers|table)"):
+    for wrong in (
+        {"powers": [0.1]},
+        {**DRIFT, "drift": {"per_layer": [0.1], "power": 1.0}},
+        {"table": {"intervals": [2], "rounds": [[1.0]] * LAYERS}},
+    ):
+        with pytest.raises(InvalidInput, match=r"convergence\.(powers|table|drift)"):
             beliefs(wrong)
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from adaptsfl.config import ConvergenceConfig, parse
@@ -22,29 +21,28 @@ def runs(tmp_path: Path) -> list[Run]:
     return find_runs([tmp_path])
 
 
-def with_kappa(run: Run, kappa: float) -> Run:
-    last = dataclasses.replace(run.blocks[-1], estimates={**run.blocks[-1].estimates, "kappa": kappa})
+def believing(run: Run, kappa: float, averagings: int = 5, layers: int = 16) -> Run:
+    powers = powers_of(kappa, layers).tolist()
+    last = dataclasses.replace(run.blocks[-1], estimates={"powers": powers, "averagings": averagings})
     return dataclasses.replace(run, blocks=(*run.blocks[:-1], last))
 
 
 def test_a_recipe_takes_what_runs_learned(runs: list[Run]) -> None:
-    """The last κ of every run that has one, of which the median counts; it is read back as the same powers."""
-    ours = [with_kappa(runs[0], kappa) for kappa in (0.2, 0.4, 5.0)]
-    powers = learned_powers([*ours, runs[1]])
-    layers = len(ours[0].blocks[-1].estimates["powers"])  # type: ignore[arg-type]
-    assert powers == pytest.approx(powers_of(np.array([0.4]), layers)[0].tolist(), abs=1e-4)
+    """The median of what was believed last; it is read back as the same powers. A prior is nothing that was learned."""
+    ours = [believing(runs[0], kappa) for kappa in (0.2, 0.4, 5.0)]
+    powers = learned_powers([*ours, runs[1], believing(runs[0], 9.0, averagings=0)])
+    assert powers == pytest.approx(powers_of(0.4, 16).tolist(), abs=1e-4)
     section = tomllib.loads(as_section(powers))["convergence"]
-    model = model_from(parse(ConvergenceConfig, section), 0.1, 3, layers)
-    assert model.rounds(16, layers) == pytest.approx(16 ** powers[-1])
+    model = model_from(parse(ConvergenceConfig, section), 0.1, 3, 16)
+    assert model.rounds(16, 16) == pytest.approx(16 ** powers[-1])
 
 
 def test_runs_that_learned_nothing_are_refused(runs: list[Run]) -> None:
-    with pytest.raises(InvalidInput, match=r"runs: no run among them has estimated anything.*adaptsfl"):
-        learned_powers([runs[1]])
+    for nothing in (runs[1], believing(runs[0], 0.5, averagings=0)):
+        with pytest.raises(InvalidInput, match=r"runs: no run among them has learned what longer intervals.*adaptsfl"):
+            learned_powers([nothing])
 
 
 def test_runs_of_several_models_are_refused(runs: list[Run]) -> None:
-    other = with_kappa(runs[0], 0.4)
-    other.blocks[-1].estimates["powers"] = [0.1, 0.2]
-    with pytest.raises(InvalidInput, match=r"models with 2 and \d+ layers"):
-        learned_powers([runs[0], other])
+    with pytest.raises(InvalidInput, match=r"models with 2 and 16 layers"):
+        learned_powers([believing(runs[0], 0.4), believing(runs[0], 0.4, layers=2)])

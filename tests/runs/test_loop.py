@@ -180,7 +180,7 @@ def test_trust_grows_with_rounds() -> None:
     trusted = [seen.trust.longest_interval for seen in policy.seen]
     assert trusted[:4] == [8, 8, 8, 8]
     assert trusted[-1] == 72 // 4
-    assert [seen.trust.probe for seen in policy.seen[:5]] == [8, 8, 8, 1, 1]  # until two averagings were seen
+    assert [seen.trust.probe for seen in policy.seen[:5]] == [8, 8, 1, 1, 1]  # until two long blocks were averaged
 
 
 def test_divergence_is_that_of_the_block_before() -> None:

@@ -21,27 +21,31 @@ def trusted_plan(seen: Observation, **fixed: Any) -> Plan:
     rounds take no longer than the averaging, a mistake costs as much as one averaging.
     """
     plan = planner.plan(seen.problem(**fixed))
-    longest = max(seen.trust.longest_interval, min(averaging_rounds(seen, plan), seen.trust.longest_averaging))
-    if seen.limits.interval is not None or plan.interval <= longest:
+    if seen.limits.interval is not None or plan.interval <= trusted_interval(seen, plan):
         return plan
-    return planner.plan(seen.problem(**fixed, max_interval=longest))
+    plan = planner.plan(seen.problem(**fixed, max_interval=trusted_interval(seen, plan)))
+    if plan.interval <= trusted_interval(seen, plan):
+        return plan
+    # A shorter interval has other cuts, whose averaging takes fewer rounds.
+    return planner.plan(seen.problem(**fixed, max_interval=seen.trust.longest_interval))
 
 
-def averaging_rounds(seen: Observation, plan: Plan) -> int:
-    """Return B/A: the rounds that take as long as one averaging, under a plan's cuts."""
+def trusted_interval(seen: Observation, plan: Plan) -> int:
+    """Return the longest interval that is trusted with a plan's cuts."""
     problem = seen.problem()
     round_s, averaging_s = float(problem.round_s(plan.cuts)), float(problem.aggregation_s(plan.cuts))
-    return int(min(averaging_s / round_s, LONGEST_INTERVAL)) if round_s > 0 else LONGEST_INTERVAL
+    rounds = averaging_s / round_s if round_s > 0 else LONGEST_INTERVAL  # B/A: what take as long as one averaging
+    return max(seen.trust.longest_interval, int(min(rounds, seen.trust.longest_averaging)))
 
 
-def worth_probing(seen: Observation, plan: Plan, **fixed: Any) -> bool:
+def worth_probing(seen: Observation, plan: Plan) -> bool:
     """Whether to look how much copies drift: the plan would not show it, and might be much too careful."""
     trust, limits = seen.trust, seen.limits
     if plan.interval >= trust.probe or trust.optimistic is None or limits.interval is not None:
         return False
     if limits.max_interval is not None and limits.max_interval < trust.probe:
         return False
-    problem = seen.problem(**fixed, convergence=trust.optimistic)
+    problem = seen.problem(convergence=trust.optimistic)
     least_s = planner.plan(problem).predicted_time_s
     return least_s < (1 - trust.probe_gain) * float(problem.time_to_target_s(plan.interval, plan.cuts))
 

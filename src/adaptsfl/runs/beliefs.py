@@ -84,7 +84,7 @@ class Calibrated:
     def trust(self) -> Trust:
         """Return the rules that keep a guess from doing harm: docs/calibration.md says why each of them is there."""
         known = self.settings
-        due = self.estimate.long_averagings < known.probes
+        due = self.estimator.long_blocks < known.probes
         return Trust(
             longest_interval=max(known.long_block, int(known.growth * self.rounds)),
             longest_averaging=max(2 * known.long_block, int(known.averaging_growth * self.rounds)),
@@ -97,7 +97,10 @@ class Calibrated:
     def learn(self, block: Block) -> None:
         """Take in a block's losses. Where layers have intervals of their own, they are not averaged together."""
         interval = None if block.layer_intervals else block.interval
-        self.estimator.learn(block.losses, interval, block.deepest)
+        if block.losses:
+            self.estimator.learn(block.losses, interval, block.deepest)
+        else:  # of a record that is older than losses in records
+            self.estimator.skip(block.rounds)
         self.estimate = self.estimator.estimate()
         self.rounds = block.last_round
 
@@ -179,7 +182,9 @@ class PaperBound:
 
     def trust(self) -> Trust:
         """Return no limits once constants are measured: the bound is believed."""
-        return Trust() if self.moving.squared_norms else Trust(longest_interval=UNMEASURED_INTERVAL)
+        if self.moving.constants(initial_gap=self.gap, target=self.target) is not None:
+            return Trust()
+        return Trust(longest_interval=UNMEASURED_INTERVAL, longest_averaging=UNMEASURED_INTERVAL)
 
     def learn(self, block: Block) -> None:
         """Take in the first loss, which is ϑ, as f* = 0 for cross-entropy."""
@@ -206,25 +211,17 @@ class PaperBound:
         }
 
 
-def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int, *, measures: bool = True) -> Beliefs:
-    """Return the beliefs with which a run begins.
+def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int) -> Beliefs:
+    """Return the beliefs with which a run begins, wherever it trains.
 
-    A table is believed. So are the bound's constants in the paper's mode, and wherever nobody can measure them. Powers
-    are what the default mode begins with.
+    A recipe's [convergence] is believed, but for powers: they are what the default mode begins with.
     """
-    given = recipe.convergence
-    if given is not None:
-        own_mode = given.powers is None and given.table is None and measures
-        if adapt.mode == "paper" or given.table is not None or not (given.powers or own_mode):
-            return Given(recipe, layers)
-    if adapt.mode == "paper":
-        return PaperBound(recipe, adapt, layers)
-    if given is not None and given.powers is not None:
-        with inside("convergence"):
-            model = model_from(given, recipe.training.learning_rate, 1, layers)
-        assert isinstance(model, PowerRounds)
-        return Calibrated(layers, adapt, model.powers)
-    return Calibrated(layers, adapt)
+    if recipe.convergence is not None:
+        given = Given(recipe, layers)
+        model = given.model(1)
+        calibrates = adapt.mode == "calibrated" and isinstance(model, PowerRounds)
+        return Calibrated(layers, adapt, model.powers) if calibrates else given  # type: ignore[attr-defined]
+    return PaperBound(recipe, adapt, layers) if adapt.mode == "paper" else Calibrated(layers, adapt)
 
 
 class MovingFleet:

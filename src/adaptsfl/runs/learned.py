@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptsfl.convergence import powers_of
 from adaptsfl.errors import InvalidInput
 from adaptsfl.runs.folder import Run
 
@@ -12,18 +11,17 @@ DIGITS = 4  # of a power; estimates are not better than that
 
 
 def learned_powers(runs: Sequence[Run]) -> list[float]:
-    """Return p of every L_c by the median of the runs' last κ; runs whose policies estimate nothing do not count."""
-    known = [last for run in runs if run.blocks and "kappa" in (last := run.blocks[-1].estimates)]
+    """Return p of every L_c, the median of what the runs believed last; those that saw no averaging do not count."""
+    known = [last for run in runs if run.blocks and (last := run.blocks[-1].estimates).get("averagings")]
     if not known:
-        remedy = "Give a run of adaptsfl with mode 'calibrated', which estimates the rounds that plans need"
-        raise InvalidInput("runs", "no run among them has estimated anything", remedy)
+        remedy = "Give a run of adaptsfl in mode 'calibrated' that had some blocks of 4 rounds or more"
+        raise InvalidInput("runs", "no run among them has learned what longer intervals cost", remedy)
     layers = {len(estimates["powers"]) for estimates in known}  # type: ignore[arg-type]
     if len(layers) > 1:
         several = " and ".join(str(count) for count in sorted(layers))
         raise InvalidInput("runs", f"are of models with {several} layers", "Give runs of one model")
-    kappa = float(np.median([float(estimates["kappa"]) for estimates in known]))  # type: ignore[arg-type]
-    powers = powers_of(np.array([kappa]), layers.pop())[0]
-    return [round(float(power), DIGITS) for power in powers]
+    powers: list[float] = np.median([estimates["powers"] for estimates in known], axis=0).tolist()
+    return [round(power, DIGITS) for power in powers]
 
 
 def as_section(powers: Sequence[float]) -> str:

@@ -42,7 +42,7 @@ class BlockLoop:
         assert recipe.run is not None
         self.backend, self.policy = backend, policy
         self.adapt = recipe.adapt.model_copy(update=dict(policy.adapt))
-        self.beliefs = beliefs_from(recipe, self.adapt, backend.layers, measures=backend.measures)
+        self.beliefs = beliefs_from(recipe, self.adapt, backend.layers)
         self.ending = Ending(recipe.run, recipe.training.batch_size)
         self.rounds = self.blocks = 0
         self.ended_by = ""
