@@ -3,7 +3,9 @@
 Every workload is trained under ten fixed plans (I, L_c) and under every policy, on three fleets with three seeds. On
 one fleet everybody has the same virtual time. The figure of merit is the time to 90 % and to 97 % of the best accuracy
 of any fixed plan, over the time of the fixed plan that turned out to be the fastest: nobody knows that plan before.
-Times are geometric means over seeds; who does not reach the accuracy is charged the whole budget.
+Times are geometric means over seeds; who does not reach the accuracy, or diverges, is charged the whole budget. Models
+are had by averaging: one that is evaluated in the middle of a block is charged one more. Fixed plans have one cut for
+all devices.
 
     python benchmarks/adaptivity.py --jobs 2                    # all that is missing: hours
     python benchmarks/adaptivity.py --workloads digits-iid      # one workload
@@ -16,9 +18,9 @@ on where it was. What was trained is kept in --runs and shared: a fixed plan is 
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +33,11 @@ from matplotlib.figure import Figure
 
 from adaptsfl.config import Recipe, parse
 from adaptsfl.convergence import PowerEstimator
+from adaptsfl.errors import TrainingDiverged
 from adaptsfl.planner import PlanProblem
 from adaptsfl.report.figures import HEIGHT, STYLE, WIDTH, save
 from adaptsfl.runs.folder import Run
+from adaptsfl.runs.record import Block
 from adaptsfl.simulation.experiment import Experiment, Job, Watcher
 from adaptsfl.simulation.world import make_world
 
@@ -91,7 +95,7 @@ def _vgg11(norm: str) -> dict[str, Any]:
 IID, DIRICHLET = {"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.3}
 SHARDS = {"kind": "shards", "shards_per_device": 2}
 SLOWEST, SLOW, FAST = ({"learning_rate": rate} for rate in (0.01, 0.03, 0.1))
-COSINE = {"learning_rate": 0.1, "schedule": {"kind": "cosine", "rounds": 400}}
+COSINE = {"learning_rate": 0.1, "schedule": {"kind": "cosine", "rounds": 600, "floor": 0.1}}
 MOMENTUM = {"learning_rate": 0.001, "optimizer": "momentum"}
 DIGITS_DEPTHS, VGG11_DEPTHS = (2, 4, 6), (2, 4, 8)
 
@@ -108,8 +112,8 @@ WORKLOADS: dict[str, Workload] = {
 # Rivals with the options that their authors give or that suit the runs' length; cuts are the fastest for the interval.
 RIVALS: dict[str, dict[str, Any]] = {
     "adacomm": {"tau0": 16},
-    "post-local": {"interval": 16, "switch_round": 200},
-    "qsr": {"base": 4, "alpha": 0.1},
+    "post-local": {"interval": 16, "switch_round": 50},
+    "qsr": {"base": 4},
     "fedlama": {"interval": 4, "factor": 4},
     "rma+ms": {},
     "ma+rms": {},
@@ -173,7 +177,12 @@ def run_stage(name: str, stage: str, folder: Path, results: Path) -> None:
 
         def ended(job: Job, run: Run, fleet: str = fleet, done: set[tuple[str, int]] = done) -> None:
             if (job.policy, job.seed) not in done:
-                append_line(results, line_of(name, fleet, run))
+                append_line(results, line_of(name, fleet, job, run.blocks))
+
+        def failed(job: Job, error: Exception, fleet: str = fleet) -> None:
+            if not isinstance(error, TrainingDiverged):
+                raise error
+            append_line(results, line_of(name, fleet, job, ()))
 
         experiment = Experiment(
             recipe_of(workload, fleet, budget),
@@ -183,35 +192,47 @@ def run_stage(name: str, stage: str, folder: Path, results: Path) -> None:
             trajectories=folder / name / "trajectories",
             keep_models=False,
         )
-        experiment.execute(Watcher(ends=ended, remarks=lambda _job, _remark: None))
+        experiment.execute(Watcher(ends=ended, fails=failed, remarks=lambda _job, _remark: None))
 
 
-def line_of(name: str, fleet: str, run: Run) -> dict[str, Any]:
-    """Return what is kept of a run: every time at which its accuracy was better than ever before."""
+def line_of(name: str, fleet: str, job: Job, blocks: Sequence[Block]) -> dict[str, Any]:
+    """Return what is kept of a run: every time within the budget at which its accuracy was better than ever before."""
+    budget = budget_s(WORKLOADS[name], fleet)
     best, curve = -1.0, []
-    for _, time_s, accuracy, _ in (row for block in run.blocks for row in block.evaluations):
-        if accuracy > best:
-            best = accuracy
-            curve.append([float(f"{time_s:.5g}"), float(f"{accuracy:.4f}")])
+    for block in blocks:
+        for round_, evaluated_s, accuracy, _ in block.evaluations:
+            time_s = evaluated_s + averaging_s(block, round_)
+            if accuracy > best and time_s <= budget:
+                best = accuracy
+                curve.append([float(f"{time_s:.5g}"), float(f"{accuracy:.4f}")])
     return {
         "workload": name,
         "fleet": fleet,
-        "policy": run.policy,
-        "seed": run.seed,
-        "budget_s": budget_s(WORKLOADS[name], fleet),
-        "rounds": run.blocks[-1].last_round,
+        "policy": job.policy,
+        "seed": job.seed,
+        "budget_s": budget,
+        "rounds": blocks[-1].last_round if blocks else 0,
         "curve": curve,
-        "plans": plans_of(run),
+        "plans": [] if job.policy.startswith("fixed@") else plans_of(blocks),
     }
 
 
-def plans_of(run: Run) -> list[list[int | None]]:
-    """Return [round, I, L_c] wherever the plan changed; of fixed plans nothing."""
+def averaging_s(block: Block, round_: int) -> float:
+    """Return the seconds of the averaging that a model evaluated after this round still needs; 0 right after one."""
+    interval = block.interval or block.rounds
+    if (round_ - block.first_round + 1) % interval == 0:
+        return 0.0
+    averagings = max(1, block.rounds // interval)
+    return sum(block.seconds[phase] for phase in ("b1", "b2", "b3")) / averagings
+
+
+def plans_of(blocks: Sequence[Block]) -> list[list[int | None]]:
+    """Return [round, I, L_c] wherever the plan changed."""
     plans: list[list[int | None]] = []
-    for block in run.blocks:
+    for block in blocks:
         if not plans or plans[-1][1:] != [block.interval, block.deepest]:
             plans.append([block.first_round, block.interval, block.deepest])
-    return [] if run.policy.startswith("fixed@") else plans
+    return plans
 
 
 def read_lines(results: Path) -> list[dict[str, Any]]:
@@ -238,8 +259,12 @@ def matches(line: dict[str, Any], name: str, fleet: str) -> bool:
 
 def time_to(line: dict[str, Any], accuracy: float) -> float:
     """Return the seconds to an accuracy; the budget's end if it was not reached."""
-    times = (time_s for time_s, reached in line["curve"] if reached >= accuracy)
-    return min(next(times, math.inf), line["budget_s"])
+    return float(next((time_s for time_s, reached in line["curve"] if reached >= accuracy), line["budget_s"]))
+
+
+def best_of(line: dict[str, Any]) -> float:
+    """Return the best accuracy of a run."""
+    return float(line["curve"][-1][1]) if line["curve"] else 0.0
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -259,21 +284,21 @@ def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             whole = {policy: found for policy, found in by_policy.items() if len(found) == SEEDS}
             if not set(workload.grid) <= set(whole):
                 continue
-            best = max(np.mean([line["curve"][-1][1] for line in whole[plan]]) for plan in workload.grid)
+            best = max(float(np.mean([best_of(line) for line in whole[plan]])) for plan in workload.grid)
             for share in SHARES:
                 times = {
                     policy: geometric_mean(time_to(line, share * best) for line in found)
                     for policy, found in whole.items()
                 }
                 fastest = min(workload.grid, key=lambda plan: times[plan])
-                reached = all(line["curve"][-1][1] >= share * best for line in whole[fastest])
+                reached = all(best_of(line) >= share * best for line in whole[fastest])
                 rounds = np.mean([line["rounds"] * times[fastest] / line["budget_s"] for line in whole[fastest]])
                 rows.append(
                     {
                         "workload": name,
                         "fleet": fleet,
                         "share": share,
-                        "target": share * float(best),
+                        "target": share * best,
                         "fastest": fastest,
                         "fastest_s": times[fastest],
                         "fastest_rounds": float(rounds),
@@ -285,12 +310,15 @@ def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def profiled(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return every policy's ratios over all cases in which all policies are complete, the best policy first.
+    """Return every policy's ratios over the cases in which it is complete, the best policy first.
 
     Beside them is the one fixed plan that was the best for all cases together: the same I and depth in each.
     """
-    policies = [name for name in ("adaptsfl", *RIVALS) if rows and all(name in row["ratios"] for row in rows)]
-    found = {name: sorted(row["ratios"][name] for row in rows) for name in policies}
+    found = {
+        name: ratios
+        for name in ("adaptsfl", *RIVALS)
+        if (ratios := sorted(row["ratios"][name] for row in rows if name in row["ratios"]))
+    }
     kinds = list(zip(*(workload.grid for workload in WORKLOADS.values()), strict=True))
     names = list(WORKLOADS)
     fixed = [sorted(row["ratios"][kind[names.index(row["workload"])]] for row in rows) for kind in kinds]
@@ -377,6 +405,8 @@ def main() -> None:
     if options.redo:
         kept = [line for line in read_lines(results) if line["policy"] not in options.redo]
         results.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept))
+        for folder in options.runs.glob("*/*-*"):  # decisions are made anew; what was trained stays in trajectories
+            shutil.rmtree(folder)
     if not options.only_report:
         wanted = [(name, stage) for stage in STAGES for name in options.workloads if stage in options.stages]
         todo = [(name, stage, options.runs, results) for name, stage in wanted]
