@@ -44,8 +44,10 @@ def grid_sums(climbs: Iterable[Climb], base: IntArray, weights: FloatArray, shap
     tracked = np.vstack((weights, count)) if counted else weights
     spikes = np.zeros((len(tracked), shape[0] * (shape[1] + 1)))
     for climb in climbs:
-        for total, weight in zip(spikes, tracked, strict=True):
-            _add_spikes(total, climb, weight[climb.after] - weight[climb.before], shape)
+        places = _places(climb, shape)
+        for index, weight in enumerate(tracked):
+            gain = weight[climb.after] - weight[climb.before]
+            spikes[index] += np.bincount(places, weights=np.concatenate((gain, -gain)), minlength=spikes.shape[1])
     totals = _summed(spikes, shape) + tracked[:, base].sum(axis=1)[:, None, None]
     complete = totals[-1] == base.size if counted else np.ones(shape, dtype=bool)
     return GridSums(totals[: len(weights)], complete)
@@ -56,7 +58,8 @@ def own_sums(climbs: Iterable[Climb], base: IntArray, weights: FloatArray, shape
     spikes = np.zeros(shape[0] * (shape[1] + 1))
     for climb in climbs:
         gain = weights[climb.after, climb.device] - weights[climb.before, climb.device]
-        _add_spikes(spikes, climb, gain, shape)
+        places = _places(climb, shape)
+        spikes += np.bincount(places, weights=np.concatenate((gain, -gain)), minlength=spikes.size)
     return _summed(spikes, shape)[0] + weights[base, np.arange(base.size)].sum()
 
 
@@ -66,10 +69,10 @@ def merged(climbs: Iterable[Climb]) -> Climb:
     return Climb(*(np.concatenate([getattr(climb, field.name) for climb in every]) for field in fields(Climb)))
 
 
-def _add_spikes(spikes: FloatArray, climb: Climb, gain: FloatArray, shape: tuple[int, int]) -> None:
-    first = climb.row * (shape[1] + 1)  # one more column, for climbs that never end
-    places = np.concatenate((first + climb.start, first + climb.end))
-    spikes += np.bincount(places, weights=np.concatenate((gain, -gain)), minlength=spikes.size)
+def _places(climb: Climb, shape: tuple[int, int]) -> IntArray:
+    """Return where climbs start and where they end, in a grid with one more column for those that never end."""
+    first = climb.row * (shape[1] + 1)
+    return np.concatenate((first + climb.start, first + climb.end))
 
 
 def _summed(spikes: FloatArray, shape: tuple[int, int]) -> FloatArray:
