@@ -7,8 +7,13 @@ server is always the bottleneck. Drift and target are drawn so that good interva
 On some sizes the exact solver also plans the same fleets with rounds as they are measured: powers of the interval,
 p = 1 − exp(−κ L_c/L), and a table of such powers with steps in it.
 
-    python benchmarks/planner.py            # about 15 minutes, most of it HiGHS
-    python benchmarks/planner.py --quick    # a minute
+A third kind of problem is hard for the exact solver: the server is the bottleneck, so that every device counts. One
+server of 0.1 TFLOPS, whatever the number of devices; devices, links and the costs of 20 layers are log-uniform over
+decades, so that nearly all cuts are in use.
+
+    python benchmarks/planner.py                     # about 15 minutes, most of it HiGHS
+    python benchmarks/planner.py --quick             # a minute
+    python benchmarks/planner.py --only bottleneck   # only the problems whose server is the bottleneck
 
 Times are seconds of the process's own CPU time, which other work on the machine disturbs little; ratios are within one
 run, and the exact solver's time is the median of three. The table is printed and saved as Markdown, every number beside
@@ -24,46 +29,20 @@ import statistics
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+from planner_problems import BOTTLENECK_LAYERS, INTERVALS, make_bottleneck, make_problem, measured_rounds
 from rich.console import Console
 from rich.table import Table
 
 from adaptsfl import planner
-from adaptsfl.convergence import Constants, ConvergenceModel, PowerRounds, RoundsModel, RoundsTable
 from adaptsfl.fleet import FLEETS
-from adaptsfl.paper_costs import vgg16
-from adaptsfl.planner import Plan, PlanProblem
+from adaptsfl.planner import Plan, PlanProblem, exact
 
-BATCH_SIZE, LEARNING_RATE, CLASSES = 16, 5e-4, 10
-DEVICES_PER_SERVER = 20  # Table II: one server of 20 TFLOPS for 20 devices
 BCD_LIMIT_S = 120.0
-KAPPAS = (0.17, 0.4, 1.0)  # how fast p rises with depth: from data that are alike to data sorted by label
-INTERVALS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])  # of the table
-
-
-def make_problem(fleet: str, devices: int, seed: int) -> PlanProblem:
-    """Return one problem of the benchmark."""
-    rng = np.random.default_rng([seed, devices])
-    costs = vgg16(CLASSES, BATCH_SIZE)
-    sampled = FLEETS[fleet].sample(devices, rng)
-    server = ("server.flops", "server.to_fed_bps", "server.from_fed_bps")
-    sampled = sampled.scaled(devices / DEVICES_PER_SERVER, *server)
-    shape = np.linspace(0.2, 3.0, costs.layers) * np.exp(rng.normal(0, 0.3, costs.layers))
-    moment = np.exp(rng.uniform(np.log(0.1), np.log(10))) * shape / shape.sum()
-    constants = Constants(20.0, moment, moment / 2, float(np.log(CLASSES)), rng.uniform(0.1, 0.5))
-    model = ConvergenceModel.from_constants(constants, LEARNING_RATE, devices)
-    return PlanProblem(sampled, costs, model, BATCH_SIZE)
-
-
-def measured_rounds(layers: int, seed: int) -> dict[str, RoundsModel]:
-    """Return rounds as powers, and as a table that climbs around them in uneven steps."""
-    deepest = np.arange(1, layers + 1)
-    powers = PowerRounds(1 - np.exp(-KAPPAS[seed % len(KAPPAS)] * deepest / layers))
-    rounds = powers.rounds(INTERVALS.astype(np.float64), deepest[:, None])
-    noisy = rounds * np.exp(np.random.default_rng(seed).normal(0, 0.1, rounds.shape))
-    table = RoundsTable(INTERVALS, np.maximum.accumulate(np.maximum.accumulate(noisy, axis=0), axis=1))
-    return {"powers": powers, "table": table}
+PROVEN = 1e-10  # gaps below are rounding
+SHORT_LIMIT_S, PLAIN_LIMIT_S = 1.0, 300.0  # on the wall: a limit that users may set, and one for a weaker solver
 
 
 def timed(problem: PlanProblem, solver: str, limit_s: float = float("inf")) -> tuple[Plan, float]:
@@ -88,6 +67,30 @@ def measure_rounds(problem: PlanProblem, seed: int) -> dict[str, Any]:
         }
         for name, (plan, _) in runs[0].items()
     }
+
+
+def measure_bottleneck(problem: PlanProblem, seed: int) -> dict[str, Any]:
+    """Solve one problem with each rounds model: to the end, with a short limit, and without the Lagrangian bound."""
+    models = {"bound": problem.convergence, **measured_rounds(problem.layers, seed)}
+    found: dict[str, Any] = {}
+    for name, model in models.items():
+        same = dataclasses.replace(problem, convergence=model)
+        best, exact_s = timed(same, "exact")
+        stopped, _ = timed(same, "exact", SHORT_LIMIT_S)
+        with mock.patch.object(exact, "CHARGED_AFTER", float("inf")):
+            plain, plain_s = timed(same, "exact", PLAIN_LIMIT_S)
+        found[name] = {
+            "exact_s": exact_s,
+            "status": best.status,
+            "nodes": best.nodes,
+            "interval": best.interval,
+            "different_cuts": len(np.unique(best.cuts)),
+            "short_gap": stopped.gap,
+            "plain_s": plain_s,
+            "plain_nodes": plain.nodes,
+            "plain_status": plain.status,
+        }
+    return found
 
 
 def measure(problem: PlanProblem, bcd_limit_s: float | None) -> dict[str, Any]:
@@ -140,6 +143,16 @@ def run_rounds(*, quick: bool, progress: Console) -> list[dict[str, Any]]:
         found = measure_rounds(make_problem(fleet, devices, seed), seed)
         rows.append({"fleet": fleet, "devices": devices, "seed": seed, **found})
         progress.print(f"rounds models: {fleet}, {devices:,} devices, problem {seed}", style="dim")
+    return rows
+
+
+def run_bottleneck(*, quick: bool, progress: Console) -> list[dict[str, Any]]:
+    """Measure problems whose server is the bottleneck, and return one row per problem."""
+    rows = []
+    for devices, seed in itertools.product([20, 100, 300] if quick else [20, 100, 300, 1000], range(2 if quick else 6)):
+        found = measure_bottleneck(make_bottleneck(devices, seed), seed)
+        rows.append({"devices": devices, "seed": seed, **found})
+        progress.print(f"the server is the bottleneck: {devices:,} devices, problem {seed}", style="dim")
     return rows
 
 
@@ -198,35 +211,97 @@ def rounds_summary(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
+BOTTLENECK_COLUMNS = (
+    "devices",
+    "rounds",
+    "exact: median, worst",
+    "boxes",
+    "proven",
+    "different cuts",
+    "gap after 1 s",
+    "without the Lagrangian bound",
+    "boxes",
+    "ratio of times",
+)
+
+
+def bottleneck_summary(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return one line per size and rounds model, with medians and worst cases over its problems."""
+    lines: list[tuple[str, ...]] = []
+    for devices, name in itertools.product(sorted({row["devices"] for row in rows}), ("bound", "powers", "table")):
+        group = [row[name] for row in rows if row["devices"] == devices]
+        cut_off = any(row["plain_status"] != "optimal" for row in group)
+        gap = max(row["short_gap"] for row in group)
+        lines.append(
+            (
+                f"{devices:,}",
+                name,
+                middle_and_worst([row["exact_s"] for row in group], "{:.2f} s"),
+                middle_and_worst([row["nodes"] for row in group], "{:,.0f}"),
+                f"{sum(row['status'] == 'optimal' for row in group)} of {len(group)}",
+                spread([row["different_cuts"] for row in group], "{}"),
+                "none" if gap < PROVEN else f"up to {gap:.2g}",
+                middle_and_worst([row["plain_s"] for row in group], "{:.2f} s") + (" (cut off)" if cut_off else ""),
+                middle_and_worst([row["plain_nodes"] for row in group], "{:,.0f}"),
+                middle_and_worst([row["plain_s"] / row["exact_s"] for row in group], "{:.1f}"),
+            )
+        )
+    return lines
+
+
+def middle_and_worst(values: list[float], form: str) -> str:
+    """Return the median and the largest value."""
+    return f"{form.format(statistics.median(values))}, {form.format(max(values))}"
+
+
 def markdown(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
     """Return a table of a Markdown page."""
     return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ("---",) * len(columns), *lines])
 
 
-def page(rows: list[dict[str, Any]], rounds: list[dict[str, Any]], growth_lines: list[str], quick: bool) -> str:
+def page(result: dict[str, Any]) -> str:
     """Return the results as a Markdown page."""
+    rows, rounds, bottleneck = result["rows"], result.get("rounds", []), result.get("bottleneck", [])
     proven = sum(row["exact_status"] == "optimal" for row in rows)
-    command = "python benchmarks/planner.py" + (" --quick" if quick else "")
     models = [row[name] for row in rounds for name in ("bound", "powers", "table")]
     proven_rounds = sum(model["status"] == "optimal" for model in models)
+    written = {part: f"`{command}`" for part, command in result["commands"].items()}
     return f"""# The exact solver against the paper's
 
-Written by `{command}`; every number is in planner.json. Times are CPU seconds of one process, ranges
+Written by {written["rows"]}; every number is in planner.json. Times are CPU seconds of one process, ranges
 are over the problems. BCD is the paper's Algorithm 3 with HiGHS, stopped after {BCD_LIMIT_S:.0f} s; where it was cut
 off, its plan is the best it had by then and the ratio a lower limit. Of `exact`'s {len(rows)} plans {proven} are
 proven optimal.
 
 {markdown(COLUMNS, summary(rows))}
 
-{" ".join(growth_lines)}
+{" ".join(growth_lines(result["growth"]))}
 
 ## Other rounds models
 
 The exact solver on the same fleets, with the bound, with rounds as powers of the interval, and with a table of
-{len(INTERVALS)} intervals. Of {len(models)} plans {proven_rounds} are proven optimal.
+{len(INTERVALS)} intervals; written by {written.get("rounds")}. Of {len(models)} plans {proven_rounds} are proven
+optimal.
 
 {markdown(ROUNDS_COLUMNS, rounds_summary(rounds))}
+
+## The server is the bottleneck
+
+Problems that are hard for the exact solver: a server of 0.1 TFLOPS, {BOTTLENECK_LAYERS} layers, devices, links and
+costs that are log-uniform over decades; written by {written.get("bottleneck")}. Each cell has the median and the worst
+of the problems. Both solvers ran in turns in one process, on a machine that other work shares: ratios tell more than
+seconds. The limit of 1 s is one on the wall.
+
+{markdown(BOTTLENECK_COLUMNS, bottleneck_summary(bottleneck))}
 """
+
+
+def growth_lines(powers: dict[str, float]) -> list[str]:
+    """Say how the exact solver's time grows with the fleet."""
+    return [
+        f"On {fleet} fleets exact's time grows as N^{power:.2f} from 1,000 devices on."
+        for fleet, power in powers.items()
+    ]
 
 
 def spread(values: list[float], form: str) -> str:
@@ -241,27 +316,40 @@ def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller problems")
+    parser.add_argument(
+        "--only",
+        choices=["rows", "rounds", "bottleneck"],
+        help="measure one part, and keep the others as they are saved",
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for planner.md and planner.json")
     options = parser.parse_args()
-    console = Console(width=140)
-    rows = run(quick=options.quick, progress=console)
-    rounds = run_rounds(quick=options.quick, progress=console)
-    powers = {fleet: growth(rows, fleet) for fleet in FLEETS}
-    growth_lines = [
-        f"On {fleet} fleets exact's time grows as N^{power:.2f} from 1,000 devices on."
-        for fleet, power in powers.items()
-    ]
-    for columns, lines in ((COLUMNS, summary(rows)), (ROUNDS_COLUMNS, rounds_summary(rounds))):
+    console = Console(width=180)
+    file = options.out / "planner.json"
+    parts = {"rows": run, "rounds": run_rounds, "bottleneck": run_bottleneck}
+    chosen = list(parts) if options.only is None else [options.only]
+    result: dict[str, Any] = {} if options.only is None else json.loads(file.read_text())
+    command = "python benchmarks/planner.py" + (" --quick" if options.quick else "")
+    for part in chosen:
+        result[part] = parts[part](quick=options.quick, progress=console)
+        result.setdefault("commands", {})[part] = command + (f" --only {part}" if options.only else "")
+    result["growth"] = {fleet: growth(result["rows"], fleet) for fleet in FLEETS}
+    result["machine"] = {"python": platform.python_version(), "numpy": np.__version__, "processor": platform.machine()}
+    result["bcd_limit_s"] = BCD_LIMIT_S
+    tables = {
+        "rows": (COLUMNS, summary),
+        "rounds": (ROUNDS_COLUMNS, rounds_summary),
+        "bottleneck": (BOTTLENECK_COLUMNS, bottleneck_summary),
+    }
+    for part in chosen:
+        columns, lines = tables[part]
         table = Table(*columns)
-        for line in lines:
+        for line in lines(result[part]):
             table.add_row(*line)
         console.print(table)
-    console.print(*growth_lines, sep="\n")
-    machine = {"python": platform.python_version(), "numpy": np.__version__, "processor": platform.machine()}
-    result = {"machine": machine, "bcd_limit_s": BCD_LIMIT_S, "growth": powers, "rows": rows, "rounds": rounds}
+    console.print(*growth_lines(result["growth"]), sep="\n")
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "planner.json").write_text(json.dumps(result, indent=1) + "\n")
-    (options.out / "planner.md").write_text(page(rows, rounds, growth_lines, options.quick))
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / "planner.md").write_text(page(result))
     console.print(f"saved to {options.out}")
 
 

@@ -64,6 +64,25 @@ def measured_like(problem: PlanProblem, form: str) -> PlanProblem:
     return dataclasses.replace(problem, convergence=RoundsTable(intervals, rounds))
 
 
+def server_bound(devices: int, seed: int, layers: int = 8) -> PlanProblem:
+    """A server too slow for its fleet, and log-uniform rates and costs: the server's turn decides about most cuts."""
+    rng = np.random.default_rng(seed)
+
+    def draw(low: float, high: float, size: int) -> np.ndarray:
+        return np.exp(rng.uniform(np.log(low), np.log(high), size))
+
+    rates = [draw(1e8, 4e10, devices), *(draw(*ends, devices) for ends in [(1e6, 1e8)] * 2 + [(3e6, 1e9)] * 2)]
+    costs = CutCosts(
+        *(np.cumsum(np.floor(draw(2e6, 1e9, layers))) for _ in range(2)),
+        *(np.floor(draw(4e3, 3e7, layers)) for _ in range(2)),
+        np.cumsum(np.floor(draw(2e5, 2e8, layers))),
+    )
+    drift = draw(0.2, 3.0, layers) * draw(1e-5, 1e-3, 1)
+    links = draw(1e7, 1e11, 2)
+    fleet = Fleet(*rates, server=Server(1e9 * devices, *links))
+    return PlanProblem(fleet, costs, ConvergenceModel(5e-4, 2.3, drift, 2.0, 0.3), batch_size=16)
+
+
 def whole_if_tiny(value: float) -> float:
     """Keep hypothesis away from numbers that no input accepts."""
     return value if abs(value) > SMALLEST else 0.0
@@ -77,6 +96,7 @@ class Small:
     most_layers: int = 4
     restricted: bool = True
     rounds: str = "bound"
+    slow_server: bool = False  # the server's turn takes about as long as everything else
 
 
 def rounds_models(kind: str, layers: int) -> st.SearchStrategy[RoundsModel]:
@@ -136,6 +156,8 @@ def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
     limit = st.floats(1, 2000) | st.just(np.inf)
     limits = draw(st.lists(limit, min_size=devices, max_size=devices)) if memory is not None else None
     server = Server(*draw(st.lists(amount, min_size=3, max_size=3)))
+    if kind.slow_server:
+        server = dataclasses.replace(server, flops=server.flops * draw(st.sampled_from([0.1, 1.0, 3.0])))
     fleet = Fleet(*(rates() for _ in range(5)), server=server, memory_bytes=limits)
     costs = CutCosts(
         forward_flops=np.cumsum(per_layer()),

@@ -80,6 +80,19 @@ def test_json_is_the_plan_of_the_planner(write):
     assert "sensitivity" not in data
 
 
+def test_json_has_the_plans_for_other_rounds_unless_the_fleet_is_large(write, monkeypatch):
+    file = write("good.json", GOOD)
+    (asked,), (unasked,) = lines(run(file, "--json", "--sensitivity")), lines(run(file, "--json"))
+    assert [row["factor"] for row in unasked["other_rounds"]] == [0.5, 2.0]
+    assert unasked["other_rounds"] == asked["other_rounds"]
+    (refused,) = lines(run(file, "--json", "--no-sensitivity"))
+    monkeypatch.setattr("adaptsfl.cli.planning.OTHER_ROUNDS_UP_TO", 1)
+    (large,) = lines(run(file, "--json"))
+    assert "other_rounds" not in refused | large
+    (large,) = lines(run(file, "--json", "--sensitivity"))
+    assert large["other_rounds"] == asked["other_rounds"]
+
+
 @pytest.mark.parametrize("solver", planner.SOLVERS)
 def test_every_solver_can_be_asked(write, solver):
     (data,) = lines(run(write("good.json", GOOD), "--json", "--solver", solver))

@@ -15,6 +15,8 @@ from adaptsfl.errors import InfeasiblePlan, InvalidInput, message_of
 from adaptsfl.loading import load_problem, model_costs
 from adaptsfl.report import cut_report, plan_report
 
+OTHER_ROUNDS_UP_TO = 1000  # devices up to which two more plans take milliseconds, and JSON has them unasked
+
 _NO_PLAN: dict[str, Any] = dict.fromkeys(("interval", "cuts", "predicted_time_s", "lower_bound_s", "solve_s"))
 
 
@@ -28,7 +30,10 @@ def plan(
     compare: Annotated[bool, typer.Option(help="Run exact and bcd side by side.")] = False,
     sensitivity: Annotated[
         bool | None,
-        typer.Option(help="Plan anew with half and double of resources and of drift (default: yes, with --json no)."),
+        typer.Option(
+            help="Plan anew with half and double of resources and of drift (default: yes; with --json of drift only, "
+            f"up to {OTHER_ROUNDS_UP_TO:,} devices)."
+        ),
     ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Stop exact or bcd after so many seconds.", metavar="SECONDS", min=0)
@@ -36,11 +41,10 @@ def plan(
 ) -> None:
     """Choose the interval and every device's cut, and say what they cost and what would change them."""
     solvers = ["exact", "bcd"] if compare else [solver]
-    details = not as_json if sensitivity is None else sensitivity
     failed = False
     for file in files:
         try:
-            _plan_file(file, solvers, time_limit, as_json=as_json, details=details)
+            _plan_file(file, solvers, time_limit, as_json=as_json, sensitivity=sensitivity)
         except Exception as error:
             failed = True
             message = message_of(error)
@@ -53,14 +57,18 @@ def plan(
         raise typer.Exit(1)
 
 
-def _plan_file(file: Path, solvers: Sequence[str], time_limit_s: float, *, as_json: bool, details: bool) -> None:
+def _plan_file(
+    file: Path, solvers: Sequence[str], time_limit_s: float, *, as_json: bool, sensitivity: bool | None
+) -> None:
     """Plan one file and print what was found."""
     problem = load_problem(file)
+    details = not as_json if sensitivity is None else sensitivity
+    unasked = sensitivity is None and problem.devices <= OTHER_ROUNDS_UP_TO
     plans = [planner.plan(problem, solver, time_limit_s) for solver in solvers]
     best = plans[0]
     others = planner.alternatives(problem, best) if details else []
     sensitivities = planner.sensitivity(problem, best, time_limit_s) if details else []
-    rounds = planner.other_rounds(problem, best, time_limit_s) if details else []
+    rounds = planner.other_rounds(problem, best, time_limit_s) if details or unasked else []
     if as_json:
         data = {"file": str(file), **plan_report.plan_data(problem, best, others, sensitivities, rounds)}
         if len(plans) > 1:

@@ -8,7 +8,8 @@ Within given thresholds on the four, every device should take its deepest cut, s
 exchanges only fall with depth. So an optimal plan is determined by m and its own four maxima, and the search is over
 boxes of thresholds: times at the lower corner with cuts at the upper corner bound everything in between from below.
 Branch and bound, best box first: a box is shrunk as far as the best plan so far allows (this file), then cut into a
-grid of cells that are bounded together (grid.py).
+grid of cells that are bounded together (grid.py). A search that takes longer also charges thresholds to the devices
+that need them, which raises these bounds (charges.py).
 """
 
 import heapq
@@ -26,6 +27,7 @@ from adaptsfl.planner.problem import Plan, PlanProblem, explained
 
 TOLERANCE = 1e-11  # a box that could save less than this part of the best time is closed
 SHAVED_FROM = 200_000  # times in a box from which on looking for empty halves costs less than the grids it saves
+CHARGED_AFTER = 24  # boxes after which charges cost less than the boxes they save: easy problems have fewer
 WORTHWHILE = 0.9  # shrink again only while some range falls below this part of what it was
 
 
@@ -110,7 +112,7 @@ class _Search:
         if not box.active.size:
             self.offer(box.deepest, box.high)
             return []
-        grid = Grid(box, corners, rule, self.server, self.goal_s)
+        grid = Grid(box, corners, rule, self.server, self.goal_s, charged=self.nodes > CHARGED_AFTER)
         if not grid.alive.any():
             return []
         self.offer(box.deepest, grid.most_promising())

@@ -1,17 +1,19 @@
 """Boxes of thresholds (see exact.py), and the grid that bounds thousands of cells of one box in one go."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptsfl import latency
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
+from adaptsfl.planner.charges import Threshold, charged_flops
 from adaptsfl.planner.interval import IntervalRule
 from adaptsfl.planner.problem import PlanProblem
-from adaptsfl.planner.staircase import grid_sums
+from adaptsfl.planner.staircase import Climb, climbs, grid_sums, merged, own_sums
 
 BANDS = 64  # rows and columns of a grid, at most
+MERGED_UP_TO = 50_000  # useful cuts of all devices up to which a grid keeps all climbs in memory, and can charge
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class ServerLoad:
 
     def __init__(self, problem: PlanProblem) -> None:
         server, devices = problem.fleet.server, problem.devices
-        self.flops = np.append(0.0, _summable(latency.remaining_flops(problem.costs), devices))
+        remaining = latency.remaining_flops(problem.costs)
+        self.flops = np.append(0.0, _summable(remaining, devices))
+        self.flops_unit = _unit(remaining, devices)
         self.bits = np.append(0.0, -_summable(-problem.costs.client_model_bits, devices))
         self._all_bits = np.append(0.0, problem.costs.client_model_bits * devices)
         self._seconds_per_flop = problem.batch_size / server.flops
@@ -57,6 +61,11 @@ class ServerLoad:
     def turn_s(self, flops: FloatArray | float) -> FloatArray:
         """T_s^F + T_s^B, if the devices leave `flops` to the server."""
         return np.asarray(self._seconds_per_flop * flops)
+
+    @property
+    def flops_per_s(self) -> float:
+        """What a second of the server's turn is worth, as `flops` are counted."""
+        return 1 / self._seconds_per_flop
 
     def exchanged_s(self, bits: FloatArray | float, deepest: int) -> FloatArray:
         """T_s^U and T_s^D, if the devices hold `bits` together and the deepest cut is `deepest`: shape (2, …)."""
@@ -75,34 +84,76 @@ class Grid:
         alive: the cells that could hold something better than the goal.
     """
 
-    def __init__(self, box: Box, corners: Corners, rule: IntervalRule, server: ServerLoad, goal_s: float) -> None:
-        self.box, self.rule = box, rule
+    def __init__(
+        self, box: Box, corners: Corners, rule: IntervalRule, server: ServerLoad, goal_s: float, *, charged: bool
+    ) -> None:
+        self.box, self.corners, self.rule, self.server = box, corners, rule, server
         cuts = np.arange(1, box.deepest + 1)[:, None]
-        useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are nobody's deepest in this box
-        self.values = [_candidates(low, term[useful]) for low, term in zip(box.low, corners.times, strict=True)]
+        self.useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are nobody's deepest in this box
+        self.values = [_candidates(low, term[self.useful]) for low, term in zip(box.low, corners.times, strict=True)]
         self.high = np.array([values[-1] for values in self.values])
         self.axes = tuple(int(term) for term in np.argsort(-self._weight(box.low) * (self.high - box.low))[:2])
         self.bands = [_Bands(self.values[term]) for term in self.axes]
-        sums = grid_sums(
-            rows=self.bands[0].first_admitting(corners.times[self.axes[0]]),
-            columns=self.bands[1].first_admitting(corners.times[self.axes[1]]),
-            useful=useful,
-            base=corners.low_cuts,
-            weights=np.stack((server.flops, server.bits))[:, : box.deepest + 1],
-            shape=(self.bands[0].size, self.bands[1].size),
-        )
-        turn_s = server.turn_s(box.settled_flops + sums.totals[0])
-        exchanged_s = server.exchanged_s(box.settled_bits + sums.totals[1], box.deepest)
-        self.low_s = self._terms(box.low, [bands.low for bands in self.bands], exchanged_s)
-        self.high_s = self._terms(self.high, [bands.high for bands in self.bands], exchanged_s)
-        self.bound_s = self._times(sums.complete, turn_s, self.low_s)
+        self.shape = (self.bands[0].size, self.bands[1].size)
+        small = np.count_nonzero(self.useful) <= MERGED_UP_TO
+        rising: Iterable[Climb] = [merged(self._climbs())] if small else self._climbs()
+        weights = np.stack((server.flops, server.bits))[:, : box.deepest + 1]
+        sums = grid_sums(rising, corners.low_cuts, weights, self.shape)
+        self.turn_s = server.turn_s(box.settled_flops + sums.totals[0])
+        self.exchanged_s = server.exchanged_s(box.settled_bits + sums.totals[1], box.deepest)
+        self.low_s = self._terms(box.low, [bands.low for bands in self.bands])
+        self.high_s = self._terms(self.high, [bands.high for bands in self.bands])
+        self.bound_s = self._times(sums.complete, self.turn_s, self.low_s)
+        if charged and small:
+            self._charge(rising, goal_s)
         self.alive = self.bound_s < goal_s
-        self.upper_s = self._times(self.alive, turn_s, self.high_s)
+        self.upper_s = self._times(self.alive, self.turn_s, self.high_s)
+
+    def _climbs(self) -> Iterator[Climb]:
+        rows, columns = (
+            bands.first_admitting(self.corners.times[term]) for term, bands in zip(self.axes, self.bands, strict=True)
+        )
+        return climbs(rows, columns, self.useful, self.corners.low_cuts, never=self.shape[1])
+
+    def _charge(self, rising: Iterable[Climb], goal_s: float) -> None:
+        """Raise the bounds of cells by charging devices for the two thresholds that are not axes (see charges.py).
+
+        The charges suit the cell with the least bound, at the interval I' that is best there; they are valid for all.
+        Let S be the server's turn without charges, M with them. Seconds of an aggregation count 1/I. At I ≤ I' charges
+        are worth at least as much as at I', so that A + M and B bound the time. At I > I' the turn with charges is at
+        least S + (M − S)·I'/I, because it is concave in 1/I: A + S and B + (M − S)·I' bound the time.
+        """
+        cells = self.bound_s < goal_s
+        if not cells.any():
+            return
+        row, column = self._least(self.bound_s)
+        base = self.low_s[:, row, column]
+        interval = float(self.rule.best(base[0] + base[1] + self.turn_s[row, column], base[2] + base[3]))
+        others = [term for term in range(4) if term not in self.axes]
+        worth = self.server.flops_per_s / np.array([1.0, 1.0, interval, interval])
+        thresholds = [Threshold(self.corners.times[term], base[term], worth[term]) for term in others]
+        charged_s = self.server.turn_s(self._charged_flops(rising, self._upper_corner(row, column), thresholds))
+        terms = self.low_s.copy()
+        # For any base: max(T, exchange) ≥ min(max(low, exchange), base) + max(T − base, 0), and the last is charged.
+        terms[others] = np.minimum(terms[others], base[others][:, None, None])
+        bound_s = self._times(cells, charged_s, terms)
+        if others[-1] >= 2:  # T5 or T6
+            terms[2] += np.maximum(charged_s - self.turn_s, 0.0) * interval
+            bound_s = np.minimum(bound_s, self._times(cells, self.turn_s, terms))
+        self.bound_s[cells] = np.maximum(self.bound_s, bound_s)[cells]
+
+    def _charged_flops(self, rising: Iterable[Climb], corner: FloatArray, thresholds: list[Threshold]) -> FloatArray:
+        """Return the server's work and the charges in every cell; devices compete with their cuts up to `corner`."""
+        fits = self.useful
+        for term in self.axes:
+            fits = fits & (self.corners.times[term] <= corner[term])
+        base, flops = self.corners.low_cuts, self.server.flops[: self.box.deepest + 1]
+        weights = charged_flops(flops, self.useful, base, deepest_cuts(fits), thresholds, self.server.flops_unit)
+        return self.box.settled_flops + own_sums(rising, base, weights, self.shape)
 
     def most_promising(self) -> FloatArray:
         """Return the upper corner of the cell whose upper corner is the best plan."""
-        row, column = np.unravel_index(np.argmin(self.upper_s), self.upper_s.shape)
-        return self._upper_corner(int(row), int(column))
+        return self._upper_corner(*self._least(self.upper_s))
 
     def answered(self, goal_s: float) -> Iterator[FloatArray]:
         """Yield the upper corners of cells whose corners cost the same, so that nothing is left to search in them.
@@ -121,10 +172,15 @@ class Grid:
         alive = (self.bound_s < goal_s) & (self.bound_s < self.upper_s)
         if not alive.any():
             return []
-        row, column = np.unravel_index(np.argmin(np.where(alive, self.bound_s, np.inf)), alive.shape)
+        row, column = self._least(np.where(alive, self.bound_s, np.inf))
         low, high = self.low_s[:, row, column], self.high_s[:, row, column]
         term = int(np.argmax(self._weight(low) * (high - low)))
         return self._split_cells(alive, self.axes.index(term)) if term in self.axes else self._split_range(alive, term)
+
+    def _least(self, times: FloatArray) -> tuple[int, int]:
+        """Return the row and the column of the cell with the least time."""
+        row, column = divmod(int(np.argmin(times)), self.shape[1])
+        return row, column
 
     def _upper_corner(self, row: int, column: int) -> FloatArray:
         thresholds = self.high.copy()
@@ -136,13 +192,13 @@ class Grid:
         interval = float(self.rule.best(terms[0] + terms[1], terms[2] + terms[3]))
         return np.array([1.0, 1.0, 1 / interval, 1 / interval])
 
-    def _terms(self, edge: FloatArray, bands: list[FloatArray], exchanged_s: FloatArray) -> FloatArray:
+    def _terms(self, edge: FloatArray, bands: list[FloatArray]) -> FloatArray:
         """What each of T3 … T6 contributes in every cell at one corner: shape (4, rows, columns)."""
-        terms = np.empty((4, *exchanged_s.shape[1:]))
+        terms = np.empty((4, *self.shape))
         terms[:] = edge[:, None, None]
         terms[self.axes[0]] = bands[0][:, None]
         terms[self.axes[1]] = bands[1]
-        terms[2:] = np.maximum(terms[2:], exchanged_s)
+        terms[2:] = np.maximum(terms[2:], self.exchanged_s)
         return terms
 
     def _times(self, cells: BoolArray, turn_s: FloatArray, terms: FloatArray) -> FloatArray:
@@ -217,6 +273,11 @@ def _summable(values: FloatArray, devices: int) -> FloatArray:
 
     The grid's cumulative sums go up and down; with rounding errors in them a bound could exceed what it bounds.
     """
-    largest = float(np.abs(values).max()) * devices
-    unit = 2.0 ** (np.ceil(np.log2(largest)) - 52) if largest > 0 else 1.0
+    unit = _unit(values, devices)
     return np.floor(values / unit) * unit
+
+
+def _unit(values: FloatArray, devices: int) -> float:
+    """Return the power of two whose multiples can be added up over devices without rounding."""
+    largest = float(np.abs(values).max()) * devices
+    return float(2.0 ** (np.ceil(np.log2(largest)) - 52)) if largest > 0 else 1.0

@@ -5,8 +5,8 @@ double cumulative sum of a few spikes at its corners, so all devices' spikes are
 whatever the number of devices.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -22,9 +22,10 @@ class GridSums:
 
 
 @dataclass(frozen=True)
-class _Climb:
-    """In grid row `row`, from column `start` up to but not including `end`, the deepest cut rises."""
+class Climb:
+    """In grid row `row`, from column `start` up to but not including `end`, a device's deepest cut rises."""
 
+    device: IntArray
     row: IntArray
     start: IntArray
     end: IntArray
@@ -32,38 +33,57 @@ class _Climb:
     after: IntArray
 
 
-def grid_sums(
-    *,
-    rows: IntArray,
-    columns: IntArray,
-    useful: BoolArray,
-    base: IntArray,
-    weights: FloatArray,
-    shape: tuple[int, int],
-) -> GridSums:
+def grid_sums(climbs: Iterable[Climb], base: IntArray, weights: FloatArray, shape: tuple[int, int]) -> GridSums:
     """Add up, over devices, the weights of the deepest cut available at each grid point.
 
-    Cut j of device i (entry [j-1, i] of `rows`, `columns` and `useful`) is available from its row and column on, if
-    useful; cut `base[i]` is available everywhere (0: no cut is). `weights[k, j]` is weight k of cut j, zero for j = 0.
+    `climbs` are those of all devices; cut `base[i]` is available everywhere (0: no cut is). `weights[k, j]` is weight k
+    of cut j, zero for j = 0.
     """
     counted = bool((base == 0).any())  # otherwise every device has a cut everywhere
     count = np.append(0.0, np.ones(weights.shape[1] - 1))
     tracked = np.vstack((weights, count)) if counted else weights
-    width = shape[1] + 1  # one more column, for climbs that never end
-    spikes = np.zeros((len(tracked), shape[0] * width))
-    for climb in _climbs(rows, columns, useful, base, never=shape[1]):
-        places = np.concatenate((climb.row * width + climb.start, climb.row * width + climb.end))
+    spikes = np.zeros((len(tracked), shape[0] * (shape[1] + 1)))
+    for climb in climbs:
+        places = _places(climb, shape)
         for index, weight in enumerate(tracked):
             gain = weight[climb.after] - weight[climb.before]
             spikes[index] += np.bincount(places, weights=np.concatenate((gain, -gain)), minlength=spikes.shape[1])
-    totals = spikes.reshape(-1, shape[0], width).cumsum(axis=1).cumsum(axis=2)[:, :, :-1]
-    totals += tracked[:, base].sum(axis=1)[:, None, None]
+    totals = _summed(spikes, shape) + tracked[:, base].sum(axis=1)[:, None, None]
     complete = totals[-1] == base.size if counted else np.ones(shape, dtype=bool)
     return GridSums(totals[: len(weights)], complete)
 
 
-def _climbs(rows: IntArray, columns: IntArray, useful: BoolArray, base: IntArray, never: int) -> Iterator[_Climb]:
+def own_sums(climbs: Iterable[Climb], base: IntArray, weights: FloatArray, shape: tuple[int, int]) -> FloatArray:
+    """Add up the weights `weights[j, i]` that cut j has with device i, j = 0 being no cut: shape (rows, columns)."""
+    spikes = np.zeros(shape[0] * (shape[1] + 1))
+    for climb in climbs:
+        gain = weights[climb.after, climb.device] - weights[climb.before, climb.device]
+        places = _places(climb, shape)
+        spikes += np.bincount(places, weights=np.concatenate((gain, -gain)), minlength=spikes.size)
+    return _summed(spikes, shape)[0] + weights[base, np.arange(base.size)].sum()
+
+
+def merged(climbs: Iterable[Climb]) -> Climb:
+    """Return all climbs as one: faster for few devices, but all of them are in memory at once."""
+    every = list(climbs)
+    return Climb(*(np.concatenate([getattr(climb, field.name) for climb in every]) for field in fields(Climb)))
+
+
+def _places(climb: Climb, shape: tuple[int, int]) -> IntArray:
+    """Return where climbs start and where they end, in a grid with one more column for those that never end."""
+    first = climb.row * (shape[1] + 1)
+    return np.concatenate((first + climb.start, first + climb.end))
+
+
+def _summed(spikes: FloatArray, shape: tuple[int, int]) -> FloatArray:
+    return spikes.reshape(-1, shape[0], shape[1] + 1).cumsum(axis=1).cumsum(axis=2)[:, :, :-1]
+
+
+def climbs(rows: IntArray, columns: IntArray, useful: BoolArray, base: IntArray, never: int) -> Iterator[Climb]:
     """Yield, step by step, where the staircases rise and from which cut to which.
+
+    Cut j of device i (entry [j-1, i] of `rows`, `columns` and `useful`) is available from its row and column on, if
+    useful; cut `base[i]` is available everywhere. A grid has columns up to but not including `never`.
 
     A device's useful cuts are put into slots in order of their column, and then made available one after the other in
     order of their row. When a cut becomes available, the deepest cut changes in its own slot and in those after it that
@@ -91,5 +111,6 @@ def _climbs(rows: IntArray, columns: IntArray, useful: BoolArray, base: IntArray
         slot, device = np.nonzero(rising)
         after = cut_index[device] + 1
         row = x[cut_index[device], device]
-        yield _Climb(row, edges[slot, device], edges[slot + 1, device], before[slot, device], after)
+        start, end = edges[slot, device], edges[slot + 1, device]
+        yield Climb(devices[device], row, start, end, before[slot, device], after)
         deepest[slot, device] = after
