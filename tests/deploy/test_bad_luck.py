@@ -158,11 +158,11 @@ def test_running_statistics_are_as_before_once_a_device_is_found_to_have_spoilt_
         edge.receive(device, torch.randn(8, *shape, generator=generator) * (1e12 if device == 2 else 1.0))
     labels = {device: torch.arange(8) for device in range(3)}
     with pytest.raises(Spoilt) as spoilt:
-        edge.train((0, 1, 2), labels, [1 / 3] * 3)
+        edge.train(1, (0, 1, 2), labels, [1 / 3] * 3)
     assert spoilt.value.devices == (2,)
     torch.testing.assert_close(edge.common_states(), before[0])
     torch.testing.assert_close(edge.own_states(2, 2), before[3])
-    edge.train((0, 1), labels, [0.5, 0.5])
+    edge.train(1, (0, 1), labels, [0.5, 0.5])
     for state in states():
         template.check(state)  # as the fed server does
 

@@ -341,9 +341,9 @@ def test_a_device_whose_gradients_are_no_numbers_is_left_out_and_the_others_are_
         edge.receive(1, sent[1])
         if spoilt:
             with pytest.raises(Spoilt, match="0"):
-                edge.train((0, 1), labels, [0.5, 0.5])
+                edge.train(1, (0, 1), labels, [0.5, 0.5])
             edge.server.backward = backward
-        edge.train((1,), labels, [1.0])
+        edge.train(1, (1,), labels, [1.0])
         return {**edge.common_states(), **edge.own_states(1, 1)}
 
     torch.testing.assert_close(states(spoilt=True), states(spoilt=False))

@@ -250,7 +250,7 @@ LONG = [
     "run.checkpoint_every=4",
     "--quiet",
 ]
-LONG += ["--set", "faults.dropout_rate=0.05", "--set", "adapt.measure_every=10", "--seeds", "1"]
+LONG += ["--set", "faults.dropout_rate=0.05", "--set", "planner.max_interval=8", "--seeds", "1"]
 
 
 @pytest.fixture(scope="module")
