@@ -162,9 +162,14 @@ def tensors_up_to_the_floor(states: LayerStates) -> list[Tensor]:
     return [tensor.clone() for number in range(1, FLOOR + 1) for tensor in states[number].values()]
 
 
-@pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Tap], Secrets, dict[str, Any]]]:
-    """One run with mixed cuts, of which plans change twice, and all that was said in it."""
+@pytest.fixture(scope="module", params=["group", "batch"])
+def heard(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[dict[str, Tap], Secrets, dict[str, Any]]]:
+    """One run with mixed cuts, of which plans change twice, and all that was said in it.
+
+    With batch-norm its statistics are re-estimated, for which devices send more to both servers.
+    """
     monkeypatch = pytest.MonkeyPatch()
     secrets, facts = Secrets(), {}
 
@@ -175,6 +180,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
             'run.options={"deploy.scripted_policy:Scripted"={plans=[32345,23333,25243]}}',
             "run.rounds=9",
             "run.evaluate_every=3",
+            f'model.options={{width=0.25,norm="{request.param}"}}',
         )
         async with deployed(tmp_path_factory.mktemp("run"), None, *changes) as deployment:
             facts["fed"] = {k: deployment.fed.template.layer(k).state() for k in range(1, FLOOR + 1)}

@@ -84,6 +84,7 @@ class Accounts:
             predicted_s=block.predicted_s,
             evaluations=tuple((t, began_s, accuracy, loss) for t, accuracy, loss in evaluations),
             present=None if everybody else tuple(block.present),
+            reestimated=bool(evaluations) and block.estimation is not None,
             estimates={"predicted": block.predicted, "measured": block.clock.data()},
             restart={
                 "server": asdict(scene.fleet.server),

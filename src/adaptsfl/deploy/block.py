@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.clock import BlockClock
 from adaptsfl.deploy.layers_file import LayerStates
@@ -65,6 +67,23 @@ class Tests:
 
 
 @dataclass
+class Estimation:
+    """Batch-norm's statistics, estimated for the model after `round` on that round's mini-batches.
+
+    Attributes:
+        sent: by device: activations at its cut. They are those of the model with which the block begins, so they stay
+            true if the device loses its layers.
+        closed: whether what comes now comes too late.
+        merged: whether the statistics are there to evaluate with.
+    """
+
+    round: int
+    sent: dict[int, Tensor] = field(default_factory=dict)
+    closed: bool = False
+    merged: bool = False
+
+
+@dataclass
 class OpenBlock:
     """The block that is being trained.
 
@@ -75,7 +94,9 @@ class OpenBlock:
         cuts: one per device of the fleet, also for those who may still come.
         opening, brought: what the fed server was told, in case it has to be told again.
         scene: who was there when it was planned, and what was known of them.
+        known: how many layers the fed server holds of it: L_c, or more where some become common with it.
         predicted: seconds of every phase of one round and of one averaging.
+        estimation: of batch-norm's statistics, before it is evaluated; None if there is none.
         trained: who took part in the last round and has not lost its layers since.
         closing: whether layers are being delivered: `delivered` by devices, `delivered_for` them by the edge server.
         over: whether it was averaged; nobody trains in it any more.
@@ -96,8 +117,10 @@ class OpenBlock:
     opening: wire.Opening
     brought: LayerStates
     scene: Scene
+    known: int
     predicted: dict[str, float]
     clock: BlockClock
+    estimation: Estimation | None = None
     trained: set[int] = field(default_factory=set)
     closing: bool = False
     delivered: set[int] = field(default_factory=set)

@@ -22,13 +22,14 @@ from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.accounts import Accounts
 from adaptsfl.deploy.averaging import Averaging
 from adaptsfl.deploy.backend import DeployedBackend, deployed_policy
-from adaptsfl.deploy.block import OpenBlock, Round, Tests
+from adaptsfl.deploy.block import Estimation, OpenBlock, Round, Tests
 from adaptsfl.deploy.clock import ALL, BlockClock
 from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
 from adaptsfl.deploy.fed_client import OTHER_FOLDERS, PatientFed
 from adaptsfl.deploy.journal import Journal, Progress
 from adaptsfl.deploy.layers_file import LayerStates, Template
 from adaptsfl.deploy.probe import measure_link
+from adaptsfl.deploy.reestimation import Reestimation
 from adaptsfl.deploy.resources import MeasuredFleet
 from adaptsfl.deploy.roster import Roster
 from adaptsfl.deploy.service import Calls, NotNow
@@ -42,10 +43,11 @@ from adaptsfl.loading import costs_of
 from adaptsfl.runs.backend import Order, Scene, Trained
 from adaptsfl.runs.ending import rounds_planned
 from adaptsfl.runs.loop import BlockLoop
-from adaptsfl.runs.recipe import about_run, check_run
+from adaptsfl.runs.recipe import about_run, check_run, norm_remark, reestimates
 from adaptsfl.training.timing import time_layers
 
 FAREWELL_S = 30.0  # for devices that are away when the run ends to come and hear of it
+LAST_ATTEMPTS = 3  # to re-estimate the final model's statistics, while servers are restarted or devices fail
 PREPARING_S = 90.0  # and for those who are connected, but do not listen while they measure their links
 T = TypeVar("T")
 
@@ -111,6 +113,16 @@ class Conductor:
             blame=self.blame,
             measure_divergence=self.policy.divergence,
         )
+        self.reestimates = reestimates(recipe.training, self.model, self.terms.devices)
+        self.reestimation = Reestimation(
+            self.roster,
+            self.fed,
+            self.shapes,
+            self.edge_model,
+            self.compute,
+            deadline_s=lambda: self.recipe.deploy.round_deadline_s,
+            blame=self.blame,
+        )
         self.block: OpenBlock | None = None
         self.round: Round | None = None
         self.tests: Tests | None = None
@@ -140,6 +152,8 @@ class Conductor:
                 await self._give_layers(member, block)
             session.planned = block.attempt
             self._send_plan(session, block)
+            if self.tests is not None and block.estimation is not None and block.estimation.merged:
+                session.send(wire.ToDevice(evaluate=wire.Evaluate(attempt=block.attempt)))
             if block.closing:
                 session.send(wire.ToDevice(deliver=wire.Deliver(attempt=block.attempt)))
 
@@ -154,13 +168,15 @@ class Conductor:
         member.attempt = block.attempt
 
     def _send_plan(self, session: Session, block: OpenBlock) -> None:
+        estimation = block.estimation
         plan = wire.Plan(
             attempt=block.attempt,
             block=block.number,
             next_round=self.progress.rounds + 1,
             last_round=block.last_round,
             cut=session.member.cut,
-            evaluate=self.tests is not None,
+            evaluate=self.tests is not None and estimation is None,
+            estimate=estimation.round if estimation is not None and not estimation.closed else 0,
         )
         session.send(wire.ToDevice(plan=plan))
 
@@ -196,6 +212,8 @@ class Conductor:
             await self._say_goodbye(self.roster.by_number, self._how_it_ended())
             return self.ended_by
         self._write_run("running")
+        if remark := norm_remark(self.recipe, self.model):
+            self.say(remark)
         await self._wait_for_start()
         self._began = time.monotonic()
         to_fed = await self.fed.patiently(lambda: measure_link(self.fed.calls))
@@ -238,7 +256,10 @@ class Conductor:
     async def train(self, order: Order, scene: Scene) -> Trained:
         """Train one block of rounds under one decision, and have the layers of devices averaged."""
         since = self.progress.rounds - self.progress.evaluated_at
-        block = await self._open(order.decision, order.rounds, scene, evaluate=since >= self.terms.run.evaluate_every)
+        evaluate = since >= self.terms.run.evaluate_every
+        block = await self._open(order.decision, order.rounds, scene, evaluate=evaluate)
+        if block.estimation is not None and not await self.reestimation.carry_out(block, block.first_round):
+            self.tests = None
         while self.progress.rounds < block.last_round:
             await self._train_round(block)
         began_s = self.progress.seconds
@@ -277,8 +298,10 @@ class Conductor:
             opening=opening,
             brought=brought,
             scene=scene,
+            known=max(deepest, before),
             predicted=self.accounts.predicted(scene, decision.cuts),
             clock=clock,
+            estimation=Estimation(self.progress.rounds) if evaluate and self.reestimates else None,
         )
         async with self._admitting:
             await self.compute(self.edge_model.place, deepest, fetched)
@@ -378,28 +401,52 @@ class Conductor:
 
     async def _finish(self) -> None:
         """Evaluate once more, put the model together, and send everybody home."""
-        common, version = self._common_at_close, self.progress.version
-        untested = self.progress.evaluated_at < self.progress.rounds
-        if untested and await self.roster.enough(self.recipe.deploy.start_deadline_s):
-            scene = await self.observe()
-            cuts = tuple(self._last_cuts[number] for number in scene.members)
-            block = await self._open(Decision(cuts, 1), 0, scene, evaluate=True)
-            deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
-            while (left := deadline - time.monotonic()) > 0 and self._untested(block):
-                await self.roster.change(left)
-            self.roster.check()  # before a model is written that makes no sense
-            self._end_tests()
-            self.block, block.over = None, True
-            if self._evaluation is not None:
-                _, accuracy, _ = self._evaluation
-                self.loop.evaluated_last(accuracy)
-                self.journal.evaluated(*self._evaluation)
-        try:
-            await self.fed.patiently(lambda: self.fed.finish(version, common))
-        except NotNow as error:
-            raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
+        for attempt in range(LAST_ATTEMPTS + 1):
+            wanted = attempt < LAST_ATTEMPTS
+            estimated = wanted and await self._evaluate_last()
+            if self.reestimates and not estimated:
+                if wanted and len(self.roster.here()) >= self.roster.quorum:
+                    continue
+                self.say("the model has the devices' averaged statistics of batch-norm: none could be re-estimated")
+            common = self._common_at_close
+            layers = self.edge_model.estimated(common) if estimated else common
+            try:
+                await self._hand_over(layers, statistics=estimated)
+                break
+            except NotNow as error:
+                if not estimated:
+                    raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
+                # it was restarted, and has lost the statistics
         self._write_run("done")
         await self._say_goodbye([member for member in self.roster.by_number if member.samples], self._how_it_ended())
+
+    async def _hand_over(self, common: LayerStates, *, statistics: bool) -> None:
+        """Let the fed server put the model together."""
+        version = self.progress.version
+        await self.fed.patiently(lambda: self.fed.finish(version, common, statistics=statistics))
+
+    async def _evaluate_last(self) -> bool:
+        """Evaluate the final model, unless that was done; return whether its statistics were re-estimated."""
+        untested = self.progress.evaluated_at < self.progress.rounds
+        if not (untested or self.reestimates) or not await self.roster.enough(self.recipe.deploy.start_deadline_s):
+            return False
+        scene = await self.observe()
+        cuts = tuple(self._last_cuts[number] for number in scene.members)
+        block = await self._open(Decision(cuts, 1), 0, scene, evaluate=True)
+        estimated = block.estimation is not None and await self.reestimation.carry_out(block, block.first_round)
+        if not untested or (block.estimation is not None and not estimated):
+            self.tests = None
+        deadline = time.monotonic() + self.recipe.deploy.round_deadline_s
+        while self.tests is not None and (left := deadline - time.monotonic()) > 0 and self._untested(block):
+            await self.roster.change(left)
+        self.roster.check()  # before a model is written that makes no sense
+        self._end_tests()
+        self.block, block.over = None, True
+        if self._evaluation is not None:
+            _, accuracy, _ = self._evaluation
+            self.loop.evaluated_last(accuracy)
+            self.journal.evaluated(*self._evaluation)
+        return estimated
 
     def _how_it_ended(self) -> str:
         return f"{self.ended_by}, {self.progress.rounds} rounds"

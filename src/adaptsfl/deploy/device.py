@@ -7,21 +7,23 @@ outlives a connection: after a new one it goes on where it was, if the edge serv
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import grpc
-import torch
 from torch import Tensor
 
 from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.device_data import DeviceData, load_device_data
-from adaptsfl.deploy.fed_client import PASSING, FedClient, Moved
+from adaptsfl.deploy.fed_client import PASSING, FedClient
 from adaptsfl.deploy.identity import Credentials, Party, open_channel
-from adaptsfl.deploy.layers_file import LayerStates, Template
+from adaptsfl.deploy.layers_file import Template
+from adaptsfl.deploy.moments_file import plausible
 from adaptsfl.deploy.probe import LinkRates, measure_link
 from adaptsfl.deploy.service import OPTIONS, Calls
 from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
@@ -29,8 +31,8 @@ from adaptsfl.deploy.terms import PROTOCOL, Terms
 from adaptsfl.deploy.transfer import Incoming, chunks
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, TrainingDiverged, first_line
 from adaptsfl.models import SplitModel
-from adaptsfl.training.layers import run
 from adaptsfl.training.reference import Device
+from adaptsfl.training.statistics import evaluated, recorded, running_buffers
 from adaptsfl.training.timing import LayerTimes, time_layers
 
 FIRST_WAIT_S, LONGEST_WAIT_S, WAIT_GROWTH = 0.5, 15.0, 1.5  # between two attempts to connect
@@ -41,10 +43,12 @@ FINAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-DELIVERY_ATTEMPTS = 5
+FED_ATTEMPTS = 5
 # A server that will not have our certificate hangs up without a word; so does what stands before one that is starting.
 PATIENCE_S = 60.0
 HUNG_UP, MOST_HANG_UPS = ("failed to connect", "Socket closed"), 4
+NO_STATISTICS: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
+T = TypeVar("T")
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
 
@@ -56,6 +60,7 @@ class Held:
     block: int
     last_round: int
     cut: int
+    next_round: int
     device: Device
     pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
     learned: int = 0  # the last round whose gradients it followed
@@ -167,6 +172,8 @@ class DeviceParty:
                         return None
                 case "skip":
                     await self._send(stream, message.skip.next_round)
+                case "evaluate":
+                    await self._evaluate_estimated(message.evaluate.attempt, stream, links["fed"])
                 case "deliver":
                     await self._deliver(message.deliver.attempt, stream, links["fed"])
                 case "stop":
@@ -215,23 +222,28 @@ class DeviceParty:
             raise BadMessage("the edge server sent a plan before its settings")
         if not self.floor <= plan.cut <= self.model.layers:
             raise BadMessage(f"the edge server planned cut {plan.cut}, this device takes {self.floor} and deeper")
-        if self.held is not None and self.held.attempt == plan.attempt:
-            if plan.evaluate and not self.held.evaluated:
-                await self._evaluate(stream)
-            if self.held.pending is not None:
-                await _write(stream, *self.held.pending)
-            elif plan.next_round <= plan.last_round:  # it was away when the others went on
-                await self._send(stream, plan.next_round)
+        if self.held is None or self.held.attempt != plan.attempt:
+            await self._fetch(plan, fed)
+        held = self._holding()
+        held.next_round = plan.next_round
+        if plan.estimate and held.pending is None:  # the edge server says when to go on
+            await self._estimate(plan.estimate, stream, fed)
             return
+        if plan.evaluate and not held.evaluated:
+            await self._evaluate(stream)
+        if held.pending is not None:
+            await _write(stream, *held.pending)
+        else:  # also if it was away when the others went on
+            await self._send(stream, plan.next_round)
+
+    async def _fetch(self, plan: wire.Plan, fed: Calls) -> None:
+        """Fetch the layers of a block."""
         moved = await FedClient(fed, self.template).fetch(plan.attempt, 1, plan.cut)
         layers = [self.template.layer(number, state) for number, state in sorted(moved.states.items())]
-        self.held = Held(plan.attempt, plan.block, plan.last_round, plan.cut, Device(layers), fed_downlink=moved.bps)
-        rounds = f"rounds {plan.next_round} to {plan.last_round}" if plan.next_round <= plan.last_round else "the end"
+        device, last = Device(layers), plan.last_round
+        self.held = Held(plan.attempt, plan.block, last, plan.cut, plan.next_round, device, fed_downlink=moved.bps)
+        rounds = f"rounds {plan.next_round} to {last}" if plan.next_round <= last else "the end"
         self.say(f"block {plan.block}: {rounds}, cut {plan.cut}")
-        if plan.evaluate:
-            await self._evaluate(stream)
-        if plan.next_round <= plan.last_round:
-            await self._send(stream, plan.next_round)
 
     async def _send(self, stream: Any, round_: int) -> None:
         """Run the device's layers on the mini-batch of a round and send what comes out."""
@@ -289,12 +301,41 @@ class DeviceParty:
         await self._send(stream, gradients.round + 1)
         return True
 
-    async def _evaluate(self, stream: Any) -> None:
-        """Send the activations of the device's test samples."""
+    async def _estimate(self, round_: int, stream: Any, fed: Calls) -> None:
+        """Send what batch-norm's statistics are estimated from: moments to the fed server, activations to the edge."""
+        held, client = self._holding(), FedClient(fed, self.template)
+        layers = range(1, held.cut + 1)
+        x, labels = self.data.at(round_)
+        moments, activations = await asyncio.to_thread(recorded, held.device.pieces(), x)
+        if not all(plausible(found) for found in moments.values()):
+            raise TrainingDiverged(f"round {round_}: activations of the averaged layers contain NaN or infinity")
+        if moments:
+            bring = partial(client.bring_moments, held.attempt, self.party.name, layers, moments)
+            await _retried(bring)  # a fed server that does not know the block has none to merge either
+        header, parts = self._packed(activations, labels)
+        header.round, header.estimation = round_, True
+        await _write(stream, header, parts)
+
+    async def _evaluate_estimated(self, attempt: int, stream: Any, fed: Calls) -> None:
+        """Evaluate with merged statistics, and go on; if the fed server has lost them, go on without."""
+        held = self._holding()
+        if held.attempt != attempt:
+            return  # the edge server has sent a newer plan behind this
+        fetch = partial(FedClient(fed, self.template).fetch_moments, attempt, range(1, held.cut + 1))
+        merged = await _retried(fetch)
+        if merged is not None and not held.evaluated:
+            pieces = held.device.pieces()
+            running = {number: running_buffers(piece, number, merged) for number, piece in pieces.items()}
+            await self._evaluate(stream, running)
+        if held.pending is None:
+            await self._send(stream, held.next_round)
+
+    async def _evaluate(self, stream: Any, running: Mapping[int, Mapping[str, Tensor]] = NO_STATISTICS) -> None:
+        """Send the activations of the device's test samples, computed with these statistics of batch-norm."""
         held = self._holding()
         batches = self.data.test_batches()
         for number, (x, labels) in enumerate(batches):
-            activations = await asyncio.to_thread(_evaluated, held.device, x)
+            activations = await asyncio.to_thread(evaluated, held.device.pieces(), running, x)
             header, parts = self._packed(activations, labels)
             header.round, header.evaluation, header.evaluation_batches = number, True, len(batches)
             await _write(stream, header, parts)
@@ -310,27 +351,13 @@ class DeviceParty:
             await asyncio.to_thread(self.template.check, states)
         except BadMessage as error:
             raise TrainingDiverged(f"what this device has trained came to no numbers: {error}") from None
-        moved = await self._delivered(FedClient(fed, self.template), attempt, states)
+        # If the fed server does not know the block it was restarted, and the edge server asks for the layers again once
+        # it has told it of the block.
+        moved = await _retried(partial(FedClient(fed, self.template).deliver, attempt, self.party.name, states))
         if moved is None:
             return
         delivered = wire.Delivered(attempt=attempt, fed_uplink=moved.bps, fed_downlink=held.fed_downlink)
         await stream.write(wire.FromDevice(delivered=delivered))
-
-    async def _delivered(self, fed: FedClient, attempt: int, states: LayerStates) -> Moved | None:
-        """Deliver layers, again if the connection breaks; None if the fed server does not know the block.
-
-        Then it was restarted, and the edge server asks for the layers again once it has told it of the block.
-        """
-        wait = FIRST_WAIT_S
-        for _ in range(DELIVERY_ATTEMPTS - 1):
-            try:
-                return await _known(fed.deliver(attempt, self.party.name, states))
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in PASSING:
-                    raise
-            await asyncio.sleep(wait)
-            wait *= 2
-        return await _known(fed.deliver(attempt, self.party.name, states))
 
     def _holding(self) -> Held:
         if self.held is None:
@@ -344,9 +371,23 @@ def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRat
     return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)
 
 
-async def _known(delivery: Awaitable[Moved]) -> Moved | None:
+async def _retried(call: Callable[[], Awaitable[T]]) -> T | None:
+    """Call the fed server, again if the connection breaks; None if it does not know what the call is about."""
+    wait = FIRST_WAIT_S
+    for _ in range(FED_ATTEMPTS - 1):
+        try:
+            return await _known(call())
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in PASSING:
+                raise
+        await asyncio.sleep(wait)
+        wait *= 2
+    return await _known(call())
+
+
+async def _known(call: Awaitable[T]) -> T | None:
     try:
-        return await delivery
+        return await call
     except grpc.aio.AioRpcError as error:
         if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
             return None
@@ -356,17 +397,6 @@ async def _known(delivery: Awaitable[Moved]) -> Moved | None:
 async def _read_to_end(stream: Any) -> None:
     while await stream.read() is not grpc.aio.EOF:
         pass
-
-
-@torch.no_grad()
-def _evaluated(device: Device, x: Tensor) -> Tensor:
-    for layer in device.layers:
-        layer.piece.eval()
-    try:
-        return run(device.layers, x)
-    finally:
-        for layer in device.layers:
-            layer.piece.train()
 
 
 async def _write(stream: Any, header: wire.Activations, parts: list[memoryview]) -> None:

@@ -162,9 +162,9 @@ class EdgeServer(Service):
         bits = 8 * size_of(told.tensor.shape, told.tensor.dtype)
         conductor.measured.device(member.number, bits, uplink_bps=arrival.bps)
         conductor.measured.device(member.number, member.answered_bits, downlink_bps=told.downlink)
-        if told.evaluation:
+        if told.evaluation or told.estimation:
             with conductor.blaming(block, member):
-                await self._test(session, arrival)
+                await (self._test(session, arrival) if told.evaluation else self._estimate(session, arrival))
             return
         if not block.first_round <= told.round <= block.last_round:
             raise BadMessage(
@@ -216,6 +216,15 @@ class EdgeServer(Service):
         if conductor.tests is tests:
             tests.add(member.number, told.round, found)
             self.roster.wake()
+
+    async def _estimate(self, session: Session, arrival: Arrival) -> None:
+        """Keep what batch-norm's statistics are estimated from, unless it comes too late."""
+        block = self.conductor.block
+        assert block is not None, "nothing has happened since it was looked at"
+        if self.conductor.reestimation.take(block, session.member, arrival):
+            session.useful()
+        else:
+            session.idle()
 
     def _take_failure(self, session: Session, failure: wire.Failure) -> None:
         member = session.member

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from adaptsfl.deploy.layers_file import LARGEST, LayerStates, Template
+from adaptsfl.deploy.moments_file import plausible
 from adaptsfl.deploy.tensors import NoNumbers
 from adaptsfl.models import SplitModel
-from adaptsfl.training.layers import Layer, run
+from adaptsfl.training.layers import Layer
 from adaptsfl.training.reference import EdgeServer
 from adaptsfl.training.settings import Statistics, sample_cross_entropy
+from adaptsfl.training.statistics import Moments, Norm, evaluated, recorded, running_buffers
 
 # A loss so many times the others' says nothing about the model; one step after it would leave nothing of what was
 # learned. Labels that are hard for a while, or rare, are far below.
@@ -48,6 +50,7 @@ class EdgeModel:
         self.server.non_common = [[] for _ in range(devices)]
         self._sent: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by device: activations, and its buffers before them
         self._base: LayerStates = {}  # of the client-specific layers above the lowest cut, as the block began
+        self._running: dict[int, dict[str, Tensor]] = {}  # by layer, batch-norm's statistics for evaluations
 
     def common_states(self) -> LayerStates:
         """Return the common layers, for a checkpoint or for the whole model."""
@@ -68,6 +71,7 @@ class EdgeModel:
         common |= {number: state for number, state in fetched.items() if number > deepest}
         self.load_common(common, deepest)
         self._base = {number: state for number, state in fetched.items() if number <= deepest}
+        self._running = {}
         self.server.non_common = [[] for _ in self.server.non_common]
 
     def admit(self, device: int, cut: int) -> None:
@@ -82,8 +86,7 @@ class EdgeModel:
 
     def receive(self, device: int, activations: Tensor) -> None:
         """Run a device's own layers on what it sent, while others still send."""
-        if activations.dim() == 4:
-            activations = activations.contiguous(memory_format=torch.channels_last)
+        activations = _laid_out(activations)
         self._sent[device] = activations, [buffer.clone() for buffer in _buffers(self.server.non_common[device])]
         self.server.receive(device, activations)
 
@@ -115,21 +118,60 @@ class EdgeModel:
         self._sent.clear()
         return losses, gradients
 
+    def estimate(self, sent: Mapping[int, Tensor], weights: Mapping[int, float]) -> dict[Norm, Moments]:
+        """Return the moments of batch-norm in all layers that run here, on what devices sent for it; nothing changes.
+
+        As in training, a device's samples are normalised by themselves in its own layers. Raises `Spoilt` if what a
+        device sent leads to no numbers.
+        """
+        pooled = self.server.statistics == "pooled"
+        parts: dict[Norm, list[Moments]] = {}
+        outputs = []
+        for device, activations in sent.items():
+            pieces = self._pieces(device)
+            apart = {number: piece for number, piece in pieces.items() if number <= self.deepest or not pooled}
+            found, output = recorded(apart, _laid_out(activations))
+            if not _sound(found):
+                raise Spoilt([device])
+            outputs.append(output)
+            for norm, moments in found.items():
+                parts.setdefault(norm, []).append(moments.weighing(weights[device]))
+        merged = {norm: Moments.merged(moments) for norm, moments in parts.items()}
+        if pooled:
+            common = dict(enumerate((layer.piece for layer in self.server.common), start=self.deepest + 1))
+            found, _ = recorded(common, torch.cat(outputs))
+            if not _sound(found):
+                raise Spoilt([max(sent, key=lambda device: float(sent[device].abs().max()))])
+            merged |= {norm: moments.weighing(sum(weights.values())) for norm, moments in found.items()}
+        return merged
+
+    def take_statistics(self, merged: Mapping[Norm, Moments]) -> None:
+        """Evaluate with these statistics of batch-norm until the next block begins; training goes on with its own."""
+        self._running = {
+            number: running_buffers(piece, number, merged)
+            for number, piece in enumerate(self.template.model.pieces, start=1)
+        }
+
+    def estimated(self, states: LayerStates) -> LayerStates:
+        """Return layers with the statistics that evaluations use."""
+        buffers = {n: {f"buffers.{name}": value for name, value in own.items()} for n, own in self._running.items()}
+        return {number: {**state, **buffers.get(number, {})} for number, state in states.items()}
+
     def evaluate(self, device: int, activations: Tensor, labels: Tensor) -> tuple[int, float, int]:
         """Return how many of a device's test samples are recognised, the sum of their losses, and their number."""
-        layers = [*self.server.non_common[device], *self.server.common]
-        _set_mode(layers, training=False)
-        try:
-            with torch.no_grad():
-                outputs = run(layers, activations).flatten(0, -2)
-        finally:
-            _set_mode(layers, training=True)
+        outputs = evaluated(self._pieces(device), self._running, activations).flatten(0, -2)
         flat = labels.flatten()
         right = int((outputs.argmax(1) == flat).sum())
         loss = float(functional.cross_entropy(outputs, flat, reduction="sum"))
         if not math.isfinite(loss):
             raise NoNumbers("test samples came that lead to no numbers")
         return right, loss, len(flat)
+
+    def _pieces(self, device: int) -> dict[int, nn.Module]:
+        """Return the layers that run here for a device, by number."""
+        own = self.server.non_common[device]
+        layers = [*own, *self.server.common]
+        return dict(enumerate((layer.piece for layer in layers), start=self.deepest - len(own) + 1))
 
     def _absurd(self, present: Sequence[int], losses: Sequence[float]) -> list[int]:
         """Return whose loss is no number, or far from that of most others."""
@@ -145,6 +187,17 @@ class EdgeModel:
     def _largest(self, present: Sequence[int]) -> int:
         """Return who sent the largest activations."""
         return max(present, key=lambda device: float(self.server.received(device).abs().max()))
+
+
+def _sound(found: Mapping[Norm, Moments]) -> bool:
+    """Whether moments, and the running statistics that they give, are within reason."""
+    return all(plausible(moments) and _bounded(moments.running[1], LARGEST) for moments in found.values())
+
+
+def _laid_out(activations: Tensor) -> Tensor:
+    """Return activations as convolutions are fastest with: channels last."""
+    images = activations.dim() == 4
+    return activations.contiguous(memory_format=torch.channels_last) if images else activations
 
 
 def _buffers(layers: Sequence[Layer]) -> list[Tensor]:
@@ -166,8 +219,3 @@ def _restore(layers: Sequence[Layer], values: Sequence[Tensor]) -> None:
 def _bounded(tensor: Tensor, most: float = LARGEST_GRADIENT) -> bool:
     """Whether all numbers are within reason, which NaN is not; without a copy of them."""
     return not tensor.numel() or all(abs(float(end)) <= most for end in tensor.aminmax())
-
-
-def _set_mode(layers: Sequence[Layer], *, training: bool) -> None:
-    for layer in layers:
-        layer.piece.train(training)

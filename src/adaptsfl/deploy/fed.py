@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from adaptsfl.checks import printable
+from adaptsfl.deploy import moments_file
 from adaptsfl.deploy.fed_client import LARGEST_DIVERGENCE
 from adaptsfl.deploy.identity import Party, require
 from adaptsfl.deploy.layers_file import LayerState, LayerStates, Template, by_layer, named, to_bytes
+from adaptsfl.deploy.moments_file import MomentsTemplate, NormMoments
 from adaptsfl.deploy.service import NotNow, Service
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
@@ -28,6 +31,8 @@ from adaptsfl.deploy.wire_pb2 import (
     Closing,
     Layers,
     LayersPart,
+    Merged,
+    Merging,
     Opened,
     Received,
     Wanted,
@@ -36,6 +41,7 @@ from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, first_line
 from adaptsfl.files import about_tensors, replace_file, write_tensors, writing
 from adaptsfl.training.divergence import divergence
 from adaptsfl.training.layers import average
+from adaptsfl.training.statistics import Moments, Norm, running_buffers
 
 KEPT_VERSIONS = 2  # the edge server may have been stopped before it noted that the last one was there
 MODEL_FILE = "model.safetensors"
@@ -48,6 +54,8 @@ class OpenBlock:
     Attributes:
         base: the layers with which it began: 1 … L_c, and those that become common with it.
         from_devices, from_edge: delivered copies, by device.
+        moments: of batch-norm on some samples, by device; `edge_moments` those of layers that run at the edge server.
+        merged: over all devices; None before.
     """
 
     attempt: int
@@ -57,6 +65,9 @@ class OpenBlock:
     base: LayerStates
     from_devices: dict[str, LayerStates] = field(default_factory=dict)
     from_edge: dict[str, LayerStates] = field(default_factory=dict)
+    moments: dict[str, NormMoments] = field(default_factory=dict)
+    edge_moments: NormMoments = field(default_factory=dict)
+    merged: dict[Norm, Moments] | None = None
 
     def delivered(self, device: str) -> bool:
         """Whether all of a device's layers are here."""
@@ -97,7 +108,9 @@ class FedServer(Service):
         seed = secrets.randbits(63) if terms.recipe.deploy.private_start else None
         self.model, _ = terms.model(seed)
         self.template = Template(self.model, terms.optimizer)
+        self.moments = MomentsTemplate(self.model)
         self.block: OpenBlock | None = None
+        self._merged: tuple[int, NormMoments] | None = None  # the moments that were merged last, and of which version
         self._closed: ClosedBlock | None = None
         self.versions: dict[int, LayerStates] = self._load()
         self.finished = asyncio.Event()
@@ -153,7 +166,7 @@ class FedServer(Service):
         expected = range(1, cut + 1) if party.role == "device" else range(cut + 1, block.deepest + 1)
         if not expected or (header.first, header.last) != (expected[0], expected[-1]):
             raise BadMessage(f"{party} brought layers {header.first} to {header.last} of {device}")
-        data = await self._body(parts, header.size, expected)
+        data = await self._body(parts, header.size, self.template.largest_bytes(expected))
         states = await asyncio.to_thread(self.template.from_bytes, data, expected)
         (block.from_devices if party.role == "device" else block.from_edge)[device] = states
         return Received(size=len(data))
@@ -166,11 +179,7 @@ class FedServer(Service):
             if closed is not None:
                 return Closed(version=closed.version, divergence=closed.divergence if request.divergence else ())
             block = self._open_block(request.attempt)
-            given = dict(request.weights)
-            if not given or any(name not in block.cuts or not 0 < w < math.inf for name, w in given.items()):
-                raise BadMessage("averaging was asked for with unknown devices or weights that are not positive")
-            # A message's map has another order in every process, and sums of floats differ with theirs.
-            weights = dict(sorted(given.items()))
+            weights = _checked(request.weights, block)
             missing = [name for name in weights if not block.delivered(name)]
             if missing:
                 return Closed(version=block.version, missing=missing)
@@ -185,21 +194,78 @@ class FedServer(Service):
             self.say(f"version {closed.version}: layers 1 to {block.deepest} of {len(weights)} devices averaged")
             return Closed(version=closed.version, divergence=closed.divergence)
 
+    async def bring_moments(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
+        """Take moments of batch-norm: of a device's layers up to its cut, or of those that run at the edge server."""
+        party = await require(context, ("device", "edge"))
+        parts = aiter(requests)
+        header = _header(await anext(parts))
+        block = self._open_block(header.attempt)
+        layers, least = range(header.first, header.last + 1), min(block.cuts.values())
+        if party.role == "device":
+            right = header.device == party.name and layers == range(1, block.cuts.get(party.name, 0) + 1)
+        else:
+            right = least < header.first <= header.last <= len(block.base)
+        if not right:
+            whose = printable(header.device, 64)
+            raise BadMessage(f"{party} brought moments of layers {header.first} to {header.last} of {whose!r}")
+        data = await self._body(parts, header.size, self.moments.largest_bytes(layers))
+        found = self.moments.from_bytes(data, layers)
+        if party.role == "device":
+            block.moments[party.name] = found
+        else:
+            block.edge_moments = found
+        return Received(size=len(data))
+
+    async def merge_moments(self, request: Merging, context: Any) -> Merged:
+        """Merge the moments of the named devices, and those of the edge server; devices fetch them from here."""
+        await require(context, "edge")
+        block = self._open_block(request.attempt)
+        weights = _checked(request.weights, block)
+        missing = [n for n in weights if self.moments.norms(range(1, block.cuts[n] + 1)) and n not in block.moments]
+        if missing:
+            return Merged(missing=missing)
+        merged: dict[Norm, Moments] = {}
+        for norm in self.moments.norms(range(1, len(block.base) + 1)):
+            parts = [block.moments[n][norm].weighing(w) for n, w in weights.items() if block.cuts[n] >= norm[0]]
+            if len(parts) < len(weights):  # for the others the layer runs at the edge server
+                if norm not in block.edge_moments:
+                    raise BadMessage(f"the edge server brought no moments of layer {norm[0]}")
+                parts.append(block.edge_moments[norm])
+            merged[norm] = Moments.merged(parts)
+        block.merged, self._merged = merged, (block.version, merged)
+        return Merged()
+
+    async def fetch_moments(self, request: Wanted, context: Any) -> AsyncIterator[LayersPart | Chunk]:
+        """Give a device the merged moments of the layers up to its cut, or the edge server those above the floor."""
+        party = await require(context, ("device", "edge"))
+        block = self._open_block(request.attempt)
+        self._check_wanted(block, party, request.first, request.last)
+        if block.merged is None:
+            raise NotNow("no moments were merged in this block")
+        norms = self.moments.norms(range(request.first, request.last + 1))
+        data = moments_file.to_bytes({norm: block.merged[norm] for norm in norms})
+        yield LayersPart(header=Layers(attempt=block.attempt, first=request.first, last=request.last, size=len(data)))
+        for chunk in chunks(data):
+            yield chunk
+
     async def finish(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
         """Put the whole model together from the averaged layers and the common ones, which the edge server brings."""
         await require(context, "edge")
         parts = aiter(requests)
-        version = (await anext(parts)).final.version
-        own = self.versions.get(version)
+        final = (await anext(parts)).final
+        own = self.versions.get(final.version)
         if own is None:
-            raise NotNow(f"version {version} of the layers is not here")
+            raise NotNow(f"version {final.version} of the layers is not here")
+        if final.statistics and (self._merged is None or self._merged[0] != final.version):
+            raise NotNow(f"batch-norm's statistics of version {final.version} are not here")
         header = _header(await anext(parts))
         expected = range(len(own) + 1, self.model.layers + 1)
         if (header.first, header.last) != ((expected[0], expected[-1]) if expected else (0, 0)):
             raise BadMessage(f"layers {header.first} to {header.last} came, {len(own) + 1} and on were expected")
-        data = await self._body(parts, header.size, expected)
+        data = await self._body(parts, header.size, self.template.largest_bytes(expected))
         common = self.template.from_bytes(data, expected) if expected else {}
-        await self._written(self._write_model, {**own, **common})
+        merged = self._merged[1] if final.statistics and self._merged is not None else {}
+        await self._written(self._write_model, {**own, **common}, merged)
         self.say(f"the model is in {self.folder / MODEL_FILE}")
         self.finished.set()
         return Received(size=len(data))
@@ -238,12 +304,13 @@ class FedServer(Service):
             return 0, 0, bytearray()
         if not 1 <= header.first <= header.last <= self.model.layers:
             raise BadMessage(f"layers {header.first} to {header.last} came")
-        data = await self._body(parts, header.size, range(header.first, header.last + 1))
+        most = self.template.largest_bytes(range(header.first, header.last + 1))
+        data = await self._body(parts, header.size, most)
         return header.first, header.last, data
 
-    async def _body(self, parts: AsyncIterator[LayersPart], size: int, layers: range) -> bytearray:
-        if size > self.template.largest_bytes(layers):
-            raise BadMessage(f"{size} bytes were announced for {len(layers)} layers")
+    async def _body(self, parts: AsyncIterator[LayersPart], size: int, most: int) -> bytearray:
+        if size > most:
+            raise BadMessage(f"{size} bytes were announced, {most} are the most")
         incoming = Incoming(size)
         async for part in parts:
             incoming.add(part.chunk)
@@ -323,11 +390,13 @@ class FedServer(Service):
             if not closed.version - KEPT_VERSIONS < _version_of(file) <= closed.version:
                 file.unlink(missing_ok=True)
 
-    def _write_model(self, states: LayerStates) -> None:
+    def _write_model(self, states: LayerStates, merged: NormMoments) -> None:
+        """Write the whole model; the statistics of batch-norm are the layers' own, or those of merged moments."""
         pieces = []
         for number, state in states.items():
-            layer = self.template.layer(number, state)
-            pieces.append(layer.piece.state_dict())
+            piece = self.template.layer(number, state).piece
+            piece.load_state_dict(running_buffers(piece, number, merged), strict=False)
+            pieces.append(piece.state_dict())
         whole: dict[str, Tensor] = self.model.merge_state(*pieces)
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in whole.items()}
         place = self.folder / MODEL_FILE
@@ -339,6 +408,16 @@ def _header(part: LayersPart) -> Layers:
     if part.WhichOneof("kind") != "header":
         raise BadMessage("a header of layers was expected")
     return part.header
+
+
+def _checked(given: Mapping[str, float], block: OpenBlock) -> dict[str, float]:
+    """Return the weights of devices in an order of their own, or refuse them.
+
+    A message's map has another order in every process, and sums of floats differ with theirs.
+    """
+    if not given or any(name not in block.cuts or not 0 < w < math.inf for name, w in given.items()):
+        raise BadMessage("averaging was asked for with unknown devices or weights that are not positive")
+    return dict(sorted(given.items()))
 
 
 def _alike(states: list[LayerState]) -> list[LayerState]:

@@ -8,11 +8,14 @@ from typing import Any, TypeVar
 
 import grpc
 
-from adaptsfl.deploy.layers_file import LayerStates, Template, to_bytes, without_optimizer
+from adaptsfl.deploy import moments_file
+from adaptsfl.deploy.layers_file import LARGEST, LayerStates, Template, to_bytes, without_optimizer
+from adaptsfl.deploy.moments_file import MomentsTemplate, NormMoments
 from adaptsfl.deploy.service import Calls, NotNow
 from adaptsfl.deploy.transfer import SHORTEST_S, Chunk, Incoming, chunks
-from adaptsfl.deploy.wire_pb2 import Closed, Closing, Final, Layers, LayersPart, Opening, Wanted
+from adaptsfl.deploy.wire_pb2 import Closed, Closing, Final, Layers, LayersPart, Merged, Merging, Opening, Wanted
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
+from adaptsfl.training.statistics import Moments, Norm
 
 # How long to wait for an answer, beside the time that the layers take on the slowest link that is borne with. Calls
 # fail at once if the server is away: callers know best what to do then.
@@ -47,6 +50,7 @@ class FedClient:
 
     def __init__(self, calls: Calls, template: Template) -> None:
         self.calls, self.template = calls, template
+        self.moments = MomentsTemplate(template.model)
 
     async def open(self, opening: Opening, brought: LayerStates) -> bool:
         """Begin a block, with the layers that become client-specific; return whether it was not known there."""
@@ -59,19 +63,8 @@ class FedClient:
 
     async def fetch(self, attempt: int, first: int, last: int) -> Moved:
         """Return averaged layers."""
-        layers = range(first, last + 1)
-        wanted = Wanted(attempt=attempt, first=first, last=last)
-        stream = self.calls.fetch(wanted, timeout=_patience(self.template.largest_bytes(layers)))
-        incoming: Incoming | None = None
-        async for part in stream:
-            if incoming is None:
-                if part.WhichOneof("kind") != "header" or part.header.size > self.template.largest_bytes(layers):
-                    raise BadMessage("the fed server sent no header of layers, or one of too many bytes")
-                incoming = Incoming(part.header.size)
-            else:
-                incoming.add(part.chunk)
-        if incoming is None or not incoming.complete:
-            raise BadMessage("the fed server's answer ended before all bytes had come")
+        layers, wanted = range(first, last + 1), Wanted(attempt=attempt, first=first, last=last)
+        incoming = await _fetched(self.calls.fetch, wanted, self.template.largest_bytes(layers))
         return Moved(len(incoming.data), incoming.bps, self.template.from_bytes(incoming.data, layers))
 
     async def deliver(self, attempt: int, device: str, states: LayerStates) -> Moved:
@@ -96,11 +89,35 @@ class FedClient:
         _check_divergence(closed.divergence, 0 if closed.missing else measured)
         return closed
 
-    async def finish(self, version: int, common: LayerStates) -> None:
-        """Bring the common layers, so that the model can be put together."""
+    async def bring_moments(self, attempt: int, device: str, layers: range, moments: NormMoments) -> None:
+        """Bring the moments of batch-norm in some layers: a device's, or of those that run at the edge server."""
+        data = moments_file.to_bytes(moments)
+        header = Layers(attempt=attempt, device=device, first=layers[0], last=layers[-1], size=len(data))
+        await self.calls.bring_moments(_parts(LayersPart(header=header), data), timeout=_patience(len(data)))
+
+    async def merge_moments(self, attempt: int, weights: Mapping[str, float]) -> list[str]:
+        """Let moments be merged; return who has brought none, in which case nothing was merged."""
+        merged: Merged = await self.calls.merge_moments(Merging(attempt=attempt, weights=weights), timeout=PATIENCE_S)
+        return list(merged.missing)
+
+    async def fetch_moments(self, attempt: int, layers: range) -> dict[Norm, Moments]:
+        """Return the merged moments of batch-norm in some layers."""
+        if not self.moments.norms(layers):
+            return {}
+        wanted = Wanted(attempt=attempt, first=layers[0], last=layers[-1])
+        incoming = await _fetched(self.calls.fetch_moments, wanted, self.moments.largest_bytes(layers))
+        return self.moments.from_bytes(incoming.data, layers, 2 * LARGEST)
+
+    async def finish(self, version: int, common: LayerStates, *, statistics: bool = False) -> None:
+        """Bring the common layers, so that the model can be put together.
+
+        Args:
+            statistics: whether batch-norm's statistics of the other layers are those that were merged last.
+        """
         data = to_bytes(common) if common else b""
         header = Layers(first=min(common, default=0), last=max(common, default=0), size=len(data))
-        parts = _parts(LayersPart(final=Final(version=version)), LayersPart(header=header), data)
+        final = Final(version=version, statistics=statistics)
+        parts = _parts(LayersPart(final=final), LayersPart(header=header), data)
         await self.calls.finish(parts, timeout=_patience(len(data)))
 
 
@@ -158,6 +175,21 @@ def _check_divergence(found: Sequence[float], layers: int) -> None:
     for number, apart in enumerate(found, start=1):
         if not 0 <= apart <= LARGEST_DIVERGENCE:  # NaN is neither
             raise BadMessage(f"the fed server sent {apart:g} as the divergence of layer {number}")
+
+
+async def _fetched(call: Any, wanted: Wanted, most: int) -> Incoming:
+    """Return the file that the fed server answers with, of at most so many bytes."""
+    incoming: Incoming | None = None
+    async for part in call(wanted, timeout=_patience(most)):
+        if incoming is None:
+            if part.WhichOneof("kind") != "header" or part.header.size > most:
+                raise BadMessage("the fed server sent no header of layers, or one of too many bytes")
+            incoming = Incoming(part.header.size)
+        else:
+            incoming.add(part.chunk)
+    if incoming is None or not incoming.complete:
+        raise BadMessage("the fed server's answer ended before all bytes had come")
+    return incoming
 
 
 def _patience(size: int) -> float:

@@ -133,6 +133,8 @@ class Shapes:
             if not 0 <= seconds <= LONGEST_S:
                 raise BadMessage(f"a device computed for {seconds:g} s, 0 to {LONGEST_S:g} were expected")
         samples = told.tensor.shape[0] if told.tensor.shape else 0
+        if told.evaluation and told.estimation:
+            raise BadMessage("activations came for an evaluation and an estimation at once")
         if told.evaluation:
             if not 1 <= samples <= self.batch_size:
                 raise BadMessage(f"{samples} samples came for evaluation, 1 to {self.batch_size} were expected")

@@ -23,7 +23,7 @@ from adaptsfl.runs.recipe import check_training, optimizer_settings, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.settings import check_trainable
 
-PROTOCOL = 1  # another number where older parties would not understand
+PROTOCOL = 2  # another number where older parties would not understand
 SHARED = ("name", "model", "training", "data", "deploy")
 LOCAL = {"path": None, "cache": None}  # where samples lie is every device's own business
 # What a server may ask of a device: more would be a mistake, or an attempt to fill its memory.

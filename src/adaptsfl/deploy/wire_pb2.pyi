@@ -41,7 +41,7 @@ class FromDevice(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., activations: _Optional[_Union[Activations, _Mapping]] = ..., chunk: _Optional[bytes] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class ToDevice(_message.Message):
-    __slots__ = ("welcome", "plan", "gradients", "chunk", "skip", "deliver", "stop")
+    __slots__ = ("welcome", "plan", "gradients", "chunk", "skip", "deliver", "stop", "evaluate")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class ToDevice(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     DELIVER_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     plan: Plan
     gradients: Gradients
@@ -56,7 +57,8 @@ class ToDevice(_message.Message):
     skip: Skip
     deliver: Deliver
     stop: Stop
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., chunk: _Optional[bytes] = ..., skip: _Optional[_Union[Skip, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    evaluate: Evaluate
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., chunk: _Optional[bytes] = ..., skip: _Optional[_Union[Skip, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("device", "attempt", "version")
@@ -101,23 +103,25 @@ class Rates(_message.Message):
     def __init__(self, uplink: _Optional[float] = ..., downlink: _Optional[float] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("attempt", "block", "next_round", "last_round", "cut", "evaluate")
+    __slots__ = ("attempt", "block", "next_round", "last_round", "cut", "evaluate", "estimate")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     NEXT_ROUND_FIELD_NUMBER: _ClassVar[int]
     LAST_ROUND_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     block: int
     next_round: int
     last_round: int
     cut: int
     evaluate: bool
-    def __init__(self, attempt: _Optional[int] = ..., block: _Optional[int] = ..., next_round: _Optional[int] = ..., last_round: _Optional[int] = ..., cut: _Optional[int] = ..., evaluate: _Optional[bool] = ...) -> None: ...
+    estimate: int
+    def __init__(self, attempt: _Optional[int] = ..., block: _Optional[int] = ..., next_round: _Optional[int] = ..., last_round: _Optional[int] = ..., cut: _Optional[int] = ..., evaluate: _Optional[bool] = ..., estimate: _Optional[int] = ...) -> None: ...
 
 class Activations(_message.Message):
-    __slots__ = ("attempt", "round", "evaluation", "labels", "tensor", "forward_s", "backward_s", "downlink", "evaluation_batches")
+    __slots__ = ("attempt", "round", "evaluation", "labels", "tensor", "forward_s", "backward_s", "downlink", "evaluation_batches", "estimation")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +131,7 @@ class Activations(_message.Message):
     BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     DOWNLINK_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATION_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     round: int
     evaluation: bool
@@ -136,7 +141,8 @@ class Activations(_message.Message):
     backward_s: float
     downlink: float
     evaluation_batches: int
-    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., evaluation: _Optional[bool] = ..., labels: _Optional[_Union[TensorHeader, _Mapping]] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., downlink: _Optional[float] = ..., evaluation_batches: _Optional[int] = ...) -> None: ...
+    estimation: bool
+    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., evaluation: _Optional[bool] = ..., labels: _Optional[_Union[TensorHeader, _Mapping]] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., downlink: _Optional[float] = ..., evaluation_batches: _Optional[int] = ..., estimation: _Optional[bool] = ...) -> None: ...
 
 class Gradients(_message.Message):
     __slots__ = ("round", "tensor")
@@ -151,6 +157,12 @@ class Skip(_message.Message):
     NEXT_ROUND_FIELD_NUMBER: _ClassVar[int]
     next_round: int
     def __init__(self, next_round: _Optional[int] = ...) -> None: ...
+
+class Evaluate(_message.Message):
+    __slots__ = ("attempt",)
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    def __init__(self, attempt: _Optional[int] = ...) -> None: ...
 
 class Deliver(_message.Message):
     __slots__ = ("attempt",)
@@ -278,8 +290,31 @@ class Closed(_message.Message):
     divergence: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, version: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., divergence: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class Merging(_message.Message):
+    __slots__ = ("attempt", "weights")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    weights: _containers.ScalarMap[str, float]
+    def __init__(self, attempt: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Merged(_message.Message):
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, missing: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Final(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "statistics")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    statistics: bool
+    def __init__(self, version: _Optional[int] = ..., statistics: _Optional[bool] = ...) -> None: ...

@@ -18,6 +18,7 @@ from adaptsfl.rate_schedule import RateSchedule
 from adaptsfl.runs.record import plain
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.batchnorm import mixes_samples
+from adaptsfl.training.statistics import tracks_statistics
 
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:
@@ -117,6 +118,11 @@ def about_run(
         "server": plain(server),
         "targets": targets_of(run),
     }
+
+
+def reestimates(given: TrainingConfig, model: SplitModel, devices: int) -> bool:
+    """Whether batch-norm's running statistics are re-estimated wherever the copies of a model are averaged."""
+    return given.reestimate_statistics and devices > 1 and tracks_statistics(model.pieces)
 
 
 def norm_remark(recipe: Recipe, model: SplitModel) -> str:

@@ -24,11 +24,10 @@ from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resou
 from adaptsfl.loading import Optimizer, classes_of, costs_of, model_costs, split_model
 from adaptsfl.models import SplitModel
 from adaptsfl.policies import Trainer
-from adaptsfl.runs.recipe import check_run, check_training, optimizer_settings, seeded
+from adaptsfl.runs.recipe import check_run, check_training, optimizer_settings, reestimates, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
-from adaptsfl.training.statistics import tracks_statistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +79,8 @@ class World:
 
         Where one model is trained, without copies that are averaged, its running statistics are its own.
         """
-        averaged = trainer in ("engine", "turns") and self.devices > 1
-        return averaged and self.recipe.training.reestimate_statistics and tracks_statistics(self.model.pieces)
+        averaged = trainer in ("engine", "turns")
+        return averaged and reestimates(self.recipe.training, self.model, self.devices)
 
     def fleet_at(self, round_: int) -> Fleet:
         """Return the true resources in round 1, 2, …."""

@@ -43,6 +43,10 @@ class Device:
         self.activations = run(self.layers, x)
         return self.activations.detach()
 
+    def pieces(self) -> dict[int, nn.Module]:
+        """Return the layers as modules, by number."""
+        return dict(enumerate((layer.piece for layer in self.layers), start=1))
+
     def backward(self, received: Tensor, rate: float) -> None:
         """Carry the received gradient back through the device's layers and update them."""
         update(self.layers, gradients_of(self.activations, parameters_of(self.layers), received), rate)

@@ -7,11 +7,12 @@ of every device run forward through the mean model, and the moments of what reac
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -63,6 +64,10 @@ class Moments:
         spread = [part.weight / weight * (part.variance + (part.mean - mean).square()) for part in parts]
         return cls(weight, sum(part.count for part in parts), mean, torch.stack(spread).sum(0))
 
+    def weighing(self, weight: float) -> "Moments":
+        """Return the same with another weight."""
+        return replace(self, weight=weight)
+
     @property
     def running(self) -> tuple[Tensor, Tensor]:
         """What batch-norm calls running statistics: the mean, and the variance without bias."""
@@ -108,12 +113,41 @@ class Recorder(TorchFunctionMode):
         return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
 
+@torch.no_grad()
+def recorded(
+    pieces: Mapping[int, nn.Module], x: Tensor, pool: Callable[[Moments], Moments] = lambda own: own
+) -> tuple[dict[Norm, Moments], Tensor]:
+    """Run samples through layers, each batch-norm normalising by them; return its moments, and what leaves the layers.
+
+    The layers are not changed, whichever mode they are in.
+    """
+    with ExitStack() as stack:
+        for piece in pieces.values():
+            stack.enter_context(mode(piece, False))
+        recorder = stack.enter_context(Recorder(pieces, pool))
+        for piece in pieces.values():
+            x = piece(x)
+    return recorder.found, x
+
+
+@torch.no_grad()
+def evaluated(pieces: Mapping[int, nn.Module], running: Mapping[int, Mapping[str, Tensor]], x: Tensor) -> Tensor:
+    """Run samples through layers in evaluation mode, with other running statistics where there are some.
+
+    Args:
+        running: by layer, statistics by the names of its buffers.
+    """
+    for number, piece in pieces.items():
+        with mode(piece, False):
+            x = functional_call(piece, dict(running.get(number, {})), (x,))
+    return x
+
+
 def tracks_statistics(pieces: Sequence[nn.Module]) -> bool:
     """Whether any batch-norm of a model has running statistics that training moves."""
     return any(tracked_norms(piece) for piece in pieces)
 
 
-@torch.no_grad()
 def reestimated(
     pieces: Sequence[nn.Module],
     own: int,
@@ -136,13 +170,9 @@ def reestimated(
         pooled: whether the common layers see all devices' samples together.
     """
     apart = own if pooled else len(pieces)
-    with ExitStack() as stack:
-        for piece in pieces:
-            stack.enter_context(mode(piece, False))
-        merged, outputs = _by_device(dict(enumerate(pieces[:apart], start=1)), inputs, shares, ranks)
-        if tracks_statistics(pieces[apart:]):
-            common = dict(enumerate(pieces[apart:], start=apart + 1))
-            merged |= _together(common, outputs, ranks)
+    merged, outputs = _by_device(dict(enumerate(pieces[:apart], start=1)), inputs, shares, ranks)
+    if tracks_statistics(pieces[apart:]):
+        merged |= _together(dict(enumerate(pieces[apart:], start=apart + 1)), outputs, ranks)
     return [running_buffers(piece, number, merged) for number, piece in enumerate(pieces, start=1)]
 
 
@@ -170,12 +200,10 @@ def _by_device(
     parts: dict[Norm, list[Moments]] = {norm: [] for norm in norms}
     outputs = []
     for x, share in zip(inputs, shares, strict=True):
-        outputs.append(x)
-        with Recorder(pieces) as recorder:
-            for piece in pieces.values():
-                outputs[-1] = piece(outputs[-1])
-        for norm, found in recorder.found.items():
-            parts[norm].append(Moments(share, found.count, found.mean, found.variance))
+        found, output = recorded(pieces, x)
+        outputs.append(output)
+        for norm, seen in found.items():
+            parts[norm].append(seen.weighing(share))
     mine = [Moments.merged(found) if found else None for found in parts.values()]
     merged = zip(norms, _over_ranks(mine, list(norms.values()), ranks), strict=True)
     return {norm: found for norm, found in merged if found is not None}, outputs
@@ -193,10 +221,8 @@ def _together(pieces: Mapping[int, nn.Module], inputs: Sequence[Tensor], ranks: 
         assert found is not None, "some rank has samples"
         return found
 
-    with Recorder(pieces, pool) as recorder:
-        for piece in pieces.values():
-            x = piece(x)
-    return recorder.found
+    found, _ = recorded(pieces, x, pool)
+    return found
 
 
 def _over_ranks(own: Sequence[Moments | None], like: Sequence[Tensor], ranks: Ranks) -> list[Moments | None]:
