@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from adaptsfl.cli import app
 from adaptsfl.deploy.certs import make_certificates
 from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, listen, load_credentials
-from adaptsfl.deploy.service import OPTIONS, Service
+from adaptsfl.deploy.service import METHODS, OPTIONS, Service
 from deploy.deployed import PATIENCE_S
 
 
@@ -25,7 +25,7 @@ class OnlyEcho(Service):
     def __init__(self, service: str) -> None:
         super().__init__()
         self.service = service  # type: ignore[misc]
-        for call in ("train", "open", "fetch", "deliver", "close", "finish"):
+        for call in METHODS[service]:
             setattr(self, call, self.echo)
 
 
@@ -47,9 +47,16 @@ def serving(**credentials: Credentials | None) -> Iterator[dict[str, str]]:
         for server in servers:
             await server.stop(0)
 
-    thread = Thread(target=lambda: asyncio.run(serve()))
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        finally:
+            ready.set()  # whoever waits sees no address if that failed
+
+    thread = Thread(target=run)
     thread.start()
     assert ready.wait(PATIENCE_S)
+    assert len(addresses) == len(credentials)
     try:
         yield addresses
     finally:
