@@ -39,6 +39,7 @@ ALL_TESTS = RECIPE.replace("test_samples = 40\n", "")
 @pytest.fixture(autouse=True)
 def _short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(conducting, "PREPARING_S", 0.0)
 
 
 def model_of(run: Any) -> dict[str, Tensor]:
