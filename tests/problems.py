@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from adaptsfl.checks import SMALLEST
-from adaptsfl.convergence import Constants, ConvergenceModel, PowerRounds, RoundsModel, RoundsTable
+from adaptsfl.convergence import Constants, ConvergenceModel, GrowthRounds, PowerRounds, RoundsModel, RoundsTable
 from adaptsfl.costs import CutCosts
 from adaptsfl.fleet import FLEETS, Fleet, Server
 from adaptsfl.paper_costs import vgg16
@@ -100,8 +100,8 @@ class Small:
 
 
 def rounds_models(kind: str, layers: int) -> st.SearchStrategy[RoundsModel]:
-    """Rounds models of one form: `bound`, `powers` or `table`."""
-    return {"bound": bounds, "powers": powers, "table": tables}[kind](layers)
+    """Rounds models of one form: `bound`, `growth`, `powers` or `table`."""
+    return {"bound": bounds, "growth": growths, "powers": powers, "table": tables}[kind](layers)
 
 
 @st.composite
@@ -114,6 +114,14 @@ def bounds(draw, layers: int) -> ConvergenceModel:
         power=draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0, 3.0])),
         budget=draw(st.sampled_from([0.01, 0.3, 1.0, 5.0]) | st.floats(-0.1, 5).map(whole_if_tiny)),
     )
+
+
+@st.composite
+def growths(draw, layers: int) -> GrowthRounds:
+    """Among them no growth at all, so little that it is lost in the last digit, and more than intervals are worth."""
+    factor = st.sampled_from([0.0, 1e-12, 0.02, 0.15, 1.0, 5.0]) | st.floats(0, 2).map(whole_if_tiny)
+    factors = sorted(draw(st.lists(factor, min_size=layers, max_size=layers)))
+    return GrowthRounds(factors, draw(st.sampled_from([0.3, 0.8, 1.0, 2.0])))
 
 
 def powers(layers: int) -> st.SearchStrategy[PowerRounds]:

@@ -131,5 +131,5 @@ def _estimates(policy: str, progress: float, costs: CutCosts, rng: np.random.Gen
         "gradient_norm2": float(4 * np.exp(-progress / 200) * rng.normal(1, 0.08)),
         **{f"kappa{end}": 0.5 * factor for end, factor in (("", 1.0), ("_low", 0.4), ("_high", 2.0))},
         **{f"relative_rounds{end}": 1.5 * factor for end, factor in (("", 1.0), ("_low", 0.8), ("_high", 1.9))},
-        "powers": np.sort(rng.random(costs.layers)).tolist(),
+        "growth": {"factors": np.sort(rng.random(costs.layers)).tolist(), "power": 0.8},
     }

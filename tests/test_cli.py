@@ -113,12 +113,14 @@ def test_sensitivity_on_request(write):
     assert data["alternatives"][0]["title"] == "one cut for all"
 
 
+GROWTH = {"growth": {"factors": [0.02, 0.05, 0.1]}}
 POWERS = {"powers": [0.1, 0.1, 0.2]}
 TABLE = {"table": {"intervals": [1, 3, 9], "rounds": [[1, 1.1, 1.5], [1, 1.1, 2], [1.2, 2, 9]]}}
 
 
 @pytest.mark.parametrize(
-    ("convergence", "model"), [(GOOD["convergence"], "bound"), (POWERS, "powers"), (TABLE, "table")]
+    ("convergence", "model"),
+    [(GOOD["convergence"], "bound"), (GROWTH, "growth"), (POWERS, "powers"), (TABLE, "table")],
 )
 def test_a_plan_says_which_rounds_it_counts_on(write, convergence, model):
     file = write("good.json", changed("convergence", convergence))
@@ -129,12 +131,15 @@ def test_a_plan_says_which_rounds_it_counts_on(write, convergence, model):
     assert all(row["predicted_time_s"] <= row["kept_time_s"] * (1 + 1e-9) for row in data["other_rounds"])
     shown = " ".join(run(file).stdout.split())
     assert f"{data['relative_rounds']:.3g} × those of I = 1 with the same cuts" in shown
-    scale = {"bound": "drift", "powers": "p", "table": "log R"}[model]
+    scale = {"bound": "drift", "growth": "c", "powers": "p", "table": "log R"}[model]
     for words in (f"{scale} halved", f"{scale} doubled", "plan kept"):
         assert words in shown
 
 
-@pytest.mark.parametrize(("convergence", "words"), [(POWERS, "one round of I = 1"), (TABLE, "the table's rounds")])
+@pytest.mark.parametrize(
+    ("convergence", "words"),
+    [(GROWTH, "one round of I = 1"), (POWERS, "one round of I = 1"), (TABLE, "the table's rounds")],
+)
 def test_measured_rounds_promise_no_target(write, convergence, words):
     shown = " ".join(run(write("good.json", changed("convergence", convergence))).stdout.split())
     assert f"As far as {words}" in shown
@@ -215,7 +220,7 @@ def test_help_says_all_defaults(command, monkeypatch):
             r"convergence.initial_gap: is missing. Give all of: initial_gap, drift, budget",
         ),
         ("convergence.powers", [0.1, 0.2, 0.3], r"convergence.initial_gap: is given beside powers"),
-        ("convergence", {}, r"convergence: is empty. Give one of: powers; table"),
+        ("convergence", {}, r"convergence: is empty. Give one of: growth; powers; table"),
         ("convergence", {"powers": [0.1, 0.2]}, r"convergence.powers: has 2 entries, expected 3"),
         (
             "convergence",
@@ -387,11 +392,12 @@ def test_recipe_is_planned_for_its_fleet(write):
 @pytest.mark.parametrize(
     ("convergence", "model"),
     [
+        (f"growth = {{ factors = {[k / 40 for k in range(16)]}, power = 0.7 }}", "growth"),
         (f"powers = {[k / 40 for k in range(16)]}", "powers"),
         (f"table = {{ intervals = [1, 8], rounds = {[[1.0, 1.0 + k / 10] for k in range(16)]} }}", "table"),
     ],
 )
-def test_recipes_take_powers_and_tables(write, convergence, model):
+def test_recipes_take_measured_rounds(write, convergence, model):
     recipe = f'[model]\nname = "vgg16"\n[convergence]\n{convergence}\n'
     (data,) = lines(run(write("recipe.toml", recipe), "--json"))
     assert (data["status"], data["rounds_model"]) == ("optimal", model)

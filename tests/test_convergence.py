@@ -3,11 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptsfl.config import ConvergenceConfig, DriftConfig
+from adaptsfl.config import CalibrationConfig, ConvergenceConfig, DriftConfig
 from adaptsfl.convergence import (
     LONGEST_INTERVAL,
     Constants,
     ConvergenceModel,
+    GrowthRounds,
     PowerRounds,
     RoundsTable,
     gradient_bound,
@@ -128,7 +129,7 @@ def test_paper_is_a_case_of_the_general_form():
         ({"budget": 1.0, "drift": {"per_layer": [1.0], "power": 0.0}}, r"drift.power: is 0"),
         ({"budget": float("nan"), "drift": {"per_layer": [1.0], "power": 1.0}}, r"budget: is nan"),
         ({}, r"smoothness: is missing. Give all of: initial_gap, smoothness"),
-        ({"powers": [0.1]}, r"initial_gap: is given beside powers. Give one of: powers; table;"),
+        ({"powers": [0.1]}, r"initial_gap: is given beside powers. Give one of: growth; powers; table;"),
     ],
 )
 def test_bad_sections_are_explained(config, message):
@@ -141,6 +142,28 @@ def test_bad_sections_are_explained(config, message):
 
 def measured(**config):
     return model_from(ConvergenceConfig.model_validate(config), 0.1, 3, layers=2)
+
+
+def test_growth_worked_by_hand():
+    """c = 0.1 and 0.5, q = ½: R(16, 2) = 1 + 0.5·3, and at I = 1 nothing is lost, however deep the cut."""
+    model = measured(growth={"factors": [0.1, 0.5], "power": 0.5})
+    assert isinstance(model, GrowthRounds)
+    assert model.rounds(16, np.array([1, 2])).tolist() == pytest.approx([1.3, 2.5])
+    assert model.rounds(np.array([1.0, 4.0, 9.0]), 2).tolist() == [1.0, 1.5, 2.0]
+    assert measured(growth={"factors": [0.1, 0.5]}).power == CalibrationConfig().power
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 16), (5, 12), (37, 37), (3, 1000), (41, 43), (9, 8)])
+def test_intervals_of_a_growth_are_few_and_near_to_all(shortest, longest):
+    """Every interval of the range is within a twentieth of one that may be chosen, and both ends may."""
+    choices = np.array(measured(growth={"factors": [0.1, 0.5]}).choices(2, shortest, longest))
+    every = np.arange(shortest, longest + 1)
+    assert set(choices) <= set(every)
+    assert (np.diff(choices) > 0).all()
+    if every.size:
+        nearest = np.abs(np.log(every[:, None] / choices)).min(axis=1)
+        assert nearest.max() < 0.055
+        assert nearest[every <= 32].max(initial=0) == nearest[0] == nearest[-1] == 0
 
 
 def test_powers_worked_by_hand():
@@ -170,8 +193,9 @@ def test_a_table_knows_nothing_of_other_intervals():
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_what_is_scaled(factor):
-    """The drift of the bound, p of powers, and of a table log R, so that a table of powers is scaled as powers are."""
+    """The drift of the bound, c, p, and of a table log R, so that a table of powers is scaled as powers are."""
     np.testing.assert_allclose(PAPER.scaled(factor).drift(3, 2), factor * PAPER.drift(3, 2))
+    assert GrowthRounds([0.1, 0.4], 0.8).scaled(factor).factors.tolist() == [0.1 * factor, 0.4 * factor]
     powers = PowerRounds([0.1, 0.4])
     assert powers.scaled(factor).powers.tolist() == [0.1 * factor, 0.4 * factor]
     intervals, every_cut = np.array([1, 4, 16]), np.array([[1], [2]])
@@ -189,12 +213,18 @@ def test_a_scaled_table_still_falls_nowhere():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, r"^: is empty. Give one of: powers; table; initial_gap, drift and budget"),
+        ({}, r"^: is empty. Give one of: growth; powers; table; initial_gap, drift and budget"),
+        ({"growth": {"factors": [0.1]}}, r"growth.factors: has 1 entries, expected 2. Give 2, one per L_c"),
+        ({"growth": {"factors": [-0.1, 0.1]}}, r"growth.factors\[0\]: is -0.1"),
+        ({"growth": {"factors": [0.3, 0.1]}}, r"growth.factors\[1\]: is 0.1, below 0.3 before it"),
+        ({"growth": {"factors": [0.1, 0.2], "power": 0}}, r"growth.power: is 0"),
+        ({"growth": {"factors": [0.1, 0.2], "power": 11}}, r"growth.power: is 11. Give a power of at most 10"),
+        ({"growth": {"factors": [0.1, 0.2]}, "powers": [0.1, 0.2]}, r"powers: is given beside growth"),
         ({"powers": [0.1]}, r"powers: has 1 entries, expected 2. Give 2, one per L_c"),
         ({"powers": [-0.1, 0.1]}, r"powers\[0\]: is -0.1"),
         ({"powers": [0.1, float("nan")]}, r"powers\[1\]: is nan"),
         ({"powers": [0.1, 11]}, r"powers\[1\]: is 11. Give powers of at most 10"),
-        ({"powers": [0.3, 0.1]}, r"powers\[1\]: is 0.1, below 0.3 before it. Give powers that do not fall with L_c"),
+        ({"powers": [0.3, 0.1]}, r"powers\[1\]: is 0.1, below 0.3 before it. Give numbers that do not fall with L_c"),
         ({"powers": [0.1, 0.2], "table": {"intervals": [1], "rounds": [[1], [1]]}}, r"powers: is given beside table"),
         ({"powers": [0.1, 0.2], "budget": 1.0}, r"budget: is given beside powers"),
         ({"table": {"intervals": [1], "rounds": [[1]]}}, r"table.rounds: has 1 rows, expected 2. Give 2, one per L_c"),

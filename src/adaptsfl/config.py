@@ -43,8 +43,15 @@ class RoundsTableConfig(Section):
     rounds: list[list[float]]
 
 
+class GrowthConfig(Section):
+    """R(I, L_c) = 1 + c (I^q − 1): c of every L_c, and q."""
+
+    factors: list[float]
+    power: float = 0.8
+
+
 class ConvergenceConfig(Section):
-    """One of four forms: the paper's constants and target ε; a drift and its budget; powers; a table."""
+    """One of five forms: the paper's constants and target ε; a drift and its budget; growth; powers; a table."""
 
     initial_gap: float | None = None
     smoothness: float | None = None
@@ -53,6 +60,7 @@ class ConvergenceConfig(Section):
     target: float | None = None
     drift: DriftConfig | None = None
     budget: float | None = None
+    growth: GrowthConfig | None = None
     powers: list[float] | None = None  # p of every L_c, where R(I, L_c) = I^p
     table: RoundsTableConfig | None = None
 
@@ -132,35 +140,40 @@ class RunConfig(Section):
 class CalibrationConfig(Section):
     """Every constant of how the rounds of plans are estimated, and of the rules that keep a guess from doing harm."""
 
-    # κ of R = I^p with p = 1 − exp(−κ L_c/L), before anything is seen: the middle of six settings that were measured,
-    # from .17 (IID digits) to several (label shards with batch-norm); the deviation of ln κ spans that range.
-    prior_kappa: float = Field(0.7, gt=0, allow_inf_nan=False)
-    prior_deviation: float = Field(1.0, gt=0, allow_inf_nan=False)
+    # R = 1 + κ (L_c/L)^a (I^q − 1): q and a as they fit best to seven settings that were measured. κ before anything is
+    # seen: the middle of these settings, from 0.02 (IID digits, small steps) to 2 (label shards with batch-norm); the
+    # deviation of ln κ spans that range.
+    power: float = Field(0.8, gt=0, le=2)
+    depth_power: float = Field(1.25, ge=0, le=10)
+    prior_kappa: float = Field(0.15, gt=0, allow_inf_nan=False)
+    prior_deviation: float = Field(1.6, gt=0, allow_inf_nan=False)
     given_deviation: float = Field(
-        0.5, gt=0, allow_inf_nan=False
-    )  # of ln κ where [convergence] gives powers: they are of another run
+        0.7, gt=0, allow_inf_nan=False
+    )  # of ln κ where [convergence] gives a growth: it is of another run
     jump_weight: float = Field(
-        0.66, gt=0, allow_inf_nan=False
-    )  # from the jump of the loss at an averaging to κ, fitted to these settings
+        0.33, gt=0, allow_inf_nan=False
+    )  # from the jump of the log loss at an averaging, over its fall per e-fold of rounds, to R − 1: fitted to them
     # Blocks of at least so many rounds show drift by their jump. In shorter ones, what copies gain on their own samples
     # and what they lose by noise cancel: they count less, and the shortest not at all.
     long_block: int = Field(8, ge=2)
     short_block: int = Field(4, ge=2)
     long_error: float = Field(
-        0.4, gt=0, allow_inf_nan=False
-    )  # by how much the rule itself is wrong, relative to κ, from long blocks
-    short_error: float = Field(1.0, gt=0, allow_inf_nan=False)  # and from short ones
+        0.5, gt=0, allow_inf_nan=False
+    )  # by how much the rule itself is wrong, as a deviation of ln κ, from long blocks
+    short_error: float = Field(1.2, gt=0, allow_inf_nan=False)  # and from short ones
     window: float = Field(2 / 3, gt=0, le=1)  # the last part of a run whose averagings count: κ changes over training
     # −d ln(loss)/d ln(round) before the losses show it, with the weight of one round one e-fold away; and the least,
     # where losses do not fall: a jump would be divided by nothing.
     prior_fall: float = Field(0.3, gt=0, allow_inf_nan=False)
     least_fall: float = Field(0.02, gt=0, allow_inf_nan=False)
     # An interval is at most long_block, or this part of the rounds done: a mistake then costs no more than that. Where
-    # an averaging takes longer than so many rounds, as many as it takes; but at most this multiple of those done.
-    growth: float = Field(0.25, gt=0, allow_inf_nan=False)
-    averaging_growth: float = Field(0.5, gt=0, allow_inf_nan=False)
+    # averaging takes long, its rounds may take as long as so many averagings; but it is at most four times long_block,
+    # or this multiple of the rounds done.
+    growth: float = Field(0.5, gt=0, allow_inf_nan=False)
+    risked_averagings: float = Field(2.0, gt=0, allow_inf_nan=False)
+    averaging_growth: float = Field(1.0, gt=0, allow_inf_nan=False)
     kept_gain: float = Field(
-        0.05, ge=0, lt=1
+        0.1, ge=0, lt=1
     )  # a plan is kept unless another is faster by this part: changing costs rounds
     probes: int = Field(2, ge=0)  # long blocks within the window that the estimate is to rest on
     probe_gain: float = Field(

@@ -123,7 +123,7 @@ def test_the_envelope_worked_by_hand():
 seconds = st.just(0.0) | positive
 
 
-@pytest.mark.parametrize("form", ["bound", "powers", "table"])
+@pytest.mark.parametrize("form", ["bound", "growth", "powers", "table"])
 @given(st.data(), st.lists(st.tuples(seconds, seconds), min_size=1, max_size=5), st.none() | st.integers(1, 9))
 def test_the_best_interval_is_the_best_of_all_choices(form, data, cases, fixed):
     model = data.draw(rounds_models(form, 3).filter(lambda model: getattr(model, "budget", 1) > 0))
@@ -150,7 +150,7 @@ def test_an_envelope_of_all_intervals_equals_the_closed_forms(form, data, A, B, 
     assert closed.aggregation_cap_s(limit, A) == pytest.approx(lines.aggregation_cap_s(limit, A), rel=1e-9)
 
 
-@pytest.mark.parametrize("form", ["powers", "table"])
+@pytest.mark.parametrize("form", ["growth", "powers", "table"])
 @given(st.data(), positive, positive, st.floats(1.0001, 3))
 def test_caps_of_measured_rounds_are_where_the_best_time_meets_the_limit(form, data, A, B, room):
     problem = by_hand(convergence=data.draw(rounds_models(form, 3)), max_interval=60)
@@ -163,7 +163,7 @@ def test_caps_of_measured_rounds_are_where_the_best_time_meets_the_limit(form, d
         assert float(tried.best_time_s(np.float64(a), np.float64(b))) == pytest.approx(limit, rel=1e-9)
 
 
-@pytest.mark.parametrize("form", ["powers", "table"])
+@pytest.mark.parametrize("form", ["growth", "powers", "table"])
 @given(st.data(), st.lists(st.tuples(positive, positive), min_size=3, max_size=3))
 def test_many_deepest_cuts_of_measured_rounds_at_once_equal_one_at_a_time(form, data, cases):
     problem = by_hand(convergence=data.draw(rounds_models(form, 3)), max_interval=50)

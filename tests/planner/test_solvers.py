@@ -36,7 +36,7 @@ def test_exact_equals_exhaustive_with_more_layers(problem):
     check_exact(problem)
 
 
-@pytest.mark.parametrize("form", ["powers", "table"])
+@pytest.mark.parametrize("form", ["growth", "powers", "table"])
 @settings(max_examples=400)
 @given(st.data())
 def test_exact_equals_exhaustive_for_measured_rounds(form, data):
@@ -45,14 +45,14 @@ def test_exact_equals_exhaustive_for_measured_rounds(form, data):
     check_exact(problem)
 
 
-@pytest.mark.parametrize("form", ["powers", "table"])
+@pytest.mark.parametrize("form", ["growth", "powers", "table"])
 @settings(max_examples=100)
 @given(st.data())
 def test_exact_equals_exhaustive_for_measured_rounds_with_more_layers(form, data):
     check_exact(data.draw(small_problems(Small(most_devices=2, most_layers=12, restricted=False, rounds=form))))
 
 
-@pytest.mark.parametrize("form", ["powers", "table"])
+@pytest.mark.parametrize("form", ["growth", "powers", "table"])
 @pytest.mark.parametrize("seed", range(5))
 def test_exact_equals_exhaustive_for_measured_rounds_where_the_grid_has_many_values(seed, form, monkeypatch):
     monkeypatch.setattr("adaptsfl.planner.grid.BANDS", 2)

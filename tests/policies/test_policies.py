@@ -189,6 +189,25 @@ def test_an_averaging_that_takes_long_lengthens_the_interval_of_its_own_cuts_onl
         assert plan.interval <= max(trust.longest_interval, min(averaging, trust.longest_averaging))
 
 
+def test_rounds_may_take_as_long_as_a_few_averagings():
+    """Where nothing speaks against longer intervals, the limit is that many times B/A."""
+    level, fixed = PowerRounds(np.zeros(3)), PlannerConfig(cuts=2)
+    for averagings in (1.0, 2.5, 7.0):
+        trust = Trust(longest_interval=1, averagings=averagings)
+        decided = made("adaptsfl").decide(seen(convergence=level, limits=fixed, trust=trust))
+        assert decided.interval == max(1, int(averagings * rounds_per_averaging(2)))
+
+
+def test_an_interval_beyond_experience_must_pay_in_the_worst_plausible_case_too():
+    """No drift is the best guess, and then the longest interval is best; if p may be 1, it is not risked."""
+    level, fixed = PowerRounds(np.zeros(3)), PlannerConfig(cuts=2)
+    risked = int(100 * rounds_per_averaging(2))
+    for pessimistic, interval in ((None, risked), (level, risked), (PowerRounds(np.ones(3)), 3)):
+        trust = Trust(longest_interval=3, averagings=100.0, pessimistic=pessimistic)
+        decided = made("adaptsfl").decide(seen(convergence=level, limits=fixed, trust=trust))
+        assert decided.interval == interval
+
+
 def test_a_block_probes_where_plans_may_be_much_too_careful():
     """Who plans I = 1 learns nothing about longer intervals; probed only if they may matter."""
     careful, level = PowerRounds(np.full(3, 2.0)), PowerRounds(np.zeros(3))

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from adaptsfl.config import AdaptConfig, Recipe, parse
-from adaptsfl.convergence import LONGEST_INTERVAL, RoundsTable, powers_of
+from adaptsfl.convergence import LONGEST_INTERVAL, RoundsTable
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.runs.beliefs import UNMEASURED_INTERVAL, Calibrated, Given, PaperBound, beliefs_from
 
 LAYERS = 3
+GROWTH = {"growth": {"factors": [0.1, 0.2, 0.3]}}
 POWERS = {"powers": [0.1, 0.2, 0.3]}
 TABLE = {"table": {"intervals": [1, 4], "rounds": [[1.0, 1.5]] * LAYERS}}
 DRIFT = {"initial_gap": 2.0, "budget": 1.0, "drift": {"per_layer": [0.01] * LAYERS, "power": 2.0}}
@@ -24,11 +25,11 @@ def beliefs(convergence: dict[str, Any] | None = None, **adapt: Any):
 
 
 def test_which_beliefs_a_recipe_leads_to() -> None:
-    assert type(beliefs()) is type(beliefs(POWERS)) is Calibrated
+    assert type(beliefs()) is type(beliefs(GROWTH)) is Calibrated
     assert type(beliefs(mode="paper", target=1.0)) is PaperBound
-    for given in (TABLE, DRIFT):
-        assert type(beliefs(given)) is Given
     for given in (POWERS, TABLE, DRIFT):
+        assert type(beliefs(given)) is Given
+    for given in (GROWTH, POWERS, TABLE, DRIFT):
         assert type(beliefs(given, mode="paper")) is Given
 
 
@@ -37,11 +38,9 @@ def test_the_bound_is_not_trusted_before_its_constants_are_measured() -> None:
     assert trust.longest_interval == trust.longest_averaging == UNMEASURED_INTERVAL
 
 
-def test_powers_of_a_recipe_are_where_the_estimate_begins() -> None:
-    kappa = 0.5
-    given = {"powers": powers_of(kappa, LAYERS).tolist()}
-    assert beliefs(given).estimate.kappa == pytest.approx(kappa, rel=0.05)
-    assert beliefs().estimate.kappa == pytest.approx(0.7, rel=0.05)
+def test_the_growth_of_a_recipe_is_where_the_estimate_begins() -> None:
+    assert beliefs(GROWTH).model(3).factors == pytest.approx([0.1, 0.2, 0.3], rel=0.01)
+    assert beliefs().model(3).factors[-1] == pytest.approx(0.15, rel=0.05)
 
 
 def test_a_table_is_believed() -> None:
@@ -53,11 +52,12 @@ def test_a_table_is_believed() -> None:
 
 def test_what_is_wrong_with_a_recipes_convergence_is_said_at_once() -> None:
     for wrong in (
+        {"growth": {"factors": [0.1]}},
         {"powers": [0.1]},
         {**DRIFT, "drift": {"per_layer": [0.1], "power": 1.0}},
         {"table": {"intervals": [2], "rounds": [[1.0]] * LAYERS}},
     ):
-        with pytest.raises(InvalidInput, match=r"convergence\.(powers|table|drift)"):
+        with pytest.raises(InvalidInput, match=r"convergence\.(growth|powers|table|drift)"):
             beliefs(wrong)
 
 
@@ -65,7 +65,8 @@ def test_the_record_tells_the_rounds_of_the_plan_with_their_range() -> None:
     found = beliefs()
     data = found.data(Decision((1, 3, 2), 16))
     assert data["relative_rounds_low"] < data["relative_rounds"] < data["relative_rounds_high"]
-    assert data["relative_rounds"] == pytest.approx(16 ** data["powers"][2])
+    growth = data["growth"]
+    assert data["relative_rounds"] == pytest.approx(1 + growth["factors"][2] * (16 ** growth["power"] - 1))
     assert found.data(Decision((1, 1, 1), 1))["relative_rounds"] == 1
     assert "relative_rounds" not in found.data(Decision((1, 1, 1), None, rounds=5))
 

@@ -178,9 +178,19 @@ def test_trust_grows_with_rounds() -> None:
     policy = Told(every(8), estimates=True)
     list(BlockLoop(Nowhere(rounds=80), policy))
     trusted = [seen.trust.longest_interval for seen in policy.seen]
-    assert trusted[:4] == [8, 8, 8, 8]
-    assert trusted[-1] == 72 // 4
+    assert trusted[:4] == [8, 8, 8, 12]
+    assert trusted[-1] == 72 // 2
     assert [seen.trust.probe for seen in policy.seen[:5]] == [8, 8, 1, 1, 1]  # until two long blocks were averaged
+
+
+def test_nobody_is_pessimistic_before_an_averaging_is_seen() -> None:
+    policy = Told(every(8), estimates=True)
+    list(BlockLoop(Nowhere(rounds=40), policy))
+    assert [seen.trust.pessimistic is None for seen in policy.seen] == [True, True, False, False, False]
+    for seen in policy.seen[2:]:
+        models = (seen.trust.optimistic, seen.convergence, seen.trust.pessimistic)
+        low, middle, high = (float(model.rounds(16, COSTS.layers)) for model in models)
+        assert low < middle < high
 
 
 def test_divergence_is_that_of_the_block_before() -> None:

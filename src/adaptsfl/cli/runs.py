@@ -13,7 +13,7 @@ from adaptsfl.cli.results import show_runs
 from adaptsfl.config import load_fleet, load_recipe
 from adaptsfl.errors import InvalidInput, message_of
 from adaptsfl.runs.folder import RUN, find_runs
-from adaptsfl.runs.learned import as_section, learned_powers
+from adaptsfl.runs.learned import as_section, learned_growth
 
 Runs = Annotated[list[Path], typer.Argument(help="Experiments, or folders of single runs.", metavar="RUN...")]
 
@@ -92,7 +92,7 @@ def report(
 def calibrate(runs: Runs) -> None:
     """Print what runs learned about longer intervals, as the [convergence] of a recipe to plan or to begin with."""
     with explaining():
-        typer.echo(as_section(learned_powers(find_runs(runs))), nl=False)
+        typer.echo(as_section(learned_growth(find_runs(runs))), nl=False)
 
 
 def retime(

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Protocol
 from adaptsfl.checks import FloatArray, IntArray
 
 Intervals = int | FloatArray  # one interval, or many as floats with whole values
-Form = Literal["bound", "powers", "table"]
+Form = Literal["bound", "growth", "powers", "table"]
 
 # Beyond this many rounds an interval means "never": without drift, longer is always a little better.
 LONGEST_INTERVAL = 10**9
@@ -19,7 +19,7 @@ class RoundsModel(Protocol):
     """R(I, L_c): positive, and falling neither with I nor with L_c. The planner's proofs rest on that alone.
 
     Attributes:
-        form: how it is given: the paper's bound, one power of I per L_c, or a table.
+        form: how it is given: the paper's bound, a growth or a power of I per L_c, or a table.
         title: the same in words.
         achieved: what is done after R rounds, in words. Only ratios of R decide a plan, so any unit will do.
         scale: what `scaled` multiplies, in words.

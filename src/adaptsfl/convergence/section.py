@@ -7,23 +7,29 @@ import numpy as np
 from adaptsfl import checks
 from adaptsfl.config import ConvergenceConfig
 from adaptsfl.convergence.bound import Constants, ConvergenceModel
-from adaptsfl.convergence.measured import PowerRounds, RoundsTable
+from adaptsfl.convergence.measured import GrowthRounds, PowerRounds, RoundsTable
 from adaptsfl.convergence.rounds import RoundsModel
 from adaptsfl.errors import InvalidInput
 
 # The keys of each form. A form is meant if a key is given that only it has; where several are, the first one here.
 FORMS = (
     ("table",),
+    ("growth",),
     ("powers",),
     ("initial_gap", "drift", "budget"),
     ("initial_gap", "smoothness", "gradient_moment", "gradient_variance", "target"),
 )
-EITHER = "Give one of: powers; table; initial_gap, drift and budget; initial_gap, target and the paper's constants"
+EITHER = (
+    "Give one of: growth; powers; table; initial_gap, drift and budget; initial_gap, target and the paper's constants"
+)
 
 
 def model_from(config: ConvergenceConfig, learning_rate: float, devices: int, layers: int) -> RoundsModel:
     """Return the rounds model that a [convergence] section describes, in whichever of its forms."""
     _check_one_form(config)
+    if config.growth is not None:
+        factors = checks.vector("growth.factors", config.growth.factors, length=layers, of="one per L_c")
+        return GrowthRounds(factors, config.growth.power)
     if config.powers is not None:
         return PowerRounds(checks.vector("powers", config.powers, length=layers, of="one per L_c"))
     if config.table is not None:

@@ -226,9 +226,13 @@ def _envelope(intervals: FloatArray, rounds: FloatArray) -> tuple[FloatArray, Fl
     """
     slopes = rounds / intervals
     flatter = np.append(True, slopes[1:] < np.minimum.accumulate(slopes)[:-1])
+    lines = np.flatnonzero(flatter)
+    corners = np.diff(rounds[lines]) / -np.diff(slopes[lines])
+    if (np.diff(corners, prepend=0.0) > 0).all():
+        return intervals[lines], corners  # each line is the lowest after the one before it, as of a smooth R
     kept: list[int] = []
     starts: list[float] = []  # the x from which on each kept line is the lowest
-    for line in np.flatnonzero(flatter):
+    for line in lines:
         start = 0.0
         while kept:
             start = float((rounds[line] - rounds[kept[-1]]) / (slopes[kept[-1]] - slopes[line]))

@@ -18,23 +18,28 @@ def trusted_plan(seen: Observation, **fixed: Any) -> Plan:
     """Return the best plan of this moment whose interval is trusted.
 
     That is an interval that experience speaks for. Where an averaging takes long, an interval may be longer: if its
-    rounds take no longer than the averaging, a mistake costs as much as one averaging.
+    rounds take no longer than a few averagings, a mistake costs no more than these. But it must pay also if longer
+    intervals cost as much as is still plausible.
     """
     plan = planner.plan(seen.problem(**fixed))
-    if seen.limits.interval is not None or plan.interval <= trusted_interval(seen, plan):
+    if seen.limits.interval is not None or plan.interval <= seen.trust.longest_interval:
         return plan
-    plan = planner.plan(seen.problem(**fixed, max_interval=trusted_interval(seen, plan)))
-    if plan.interval <= trusted_interval(seen, plan):
-        return plan
+    if plan.interval > (longest := trusted_interval(seen, plan)):
+        plan = planner.plan(seen.problem(**fixed, max_interval=longest))
     # A shorter interval has other cuts, whose averaging takes fewer rounds.
-    return planner.plan(seen.problem(**fixed, max_interval=seen.trust.longest_interval))
+    known = planner.plan(seen.problem(**fixed, max_interval=seen.trust.longest_interval))
+    if plan.interval > trusted_interval(seen, plan):
+        return known
+    doubted = seen.problem(convergence=seen.trust.pessimistic or seen.convergence)
+    times = [float(doubted.time_to_target_s(one.interval, one.cuts)) for one in (plan, known)]
+    return plan if times[0] <= times[1] else known
 
 
 def trusted_interval(seen: Observation, plan: Plan) -> int:
     """Return the longest interval that is trusted with a plan's cuts."""
     problem = seen.problem()
     round_s, averaging_s = float(problem.round_s(plan.cuts)), float(problem.aggregation_s(plan.cuts))
-    rounds = averaging_s / round_s if round_s > 0 else LONGEST_INTERVAL  # B/A: what take as long as one averaging
+    rounds = seen.trust.averagings * averaging_s / round_s if round_s > 0 else LONGEST_INTERVAL
     return max(seen.trust.longest_interval, int(min(rounds, seen.trust.longest_averaging)))
 
 

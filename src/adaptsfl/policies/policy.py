@@ -31,18 +31,21 @@ class Trust:
 
     Attributes:
         longest_interval: the longest interval that experience speaks for.
-        longest_averaging: the same, where an averaging takes as long as the rounds of the interval, or longer.
+        longest_averaging: the same, where the rounds of the interval take no longer than `averagings` averagings.
         kept_gain: a plan is kept unless another is faster by this part.
         probe: the least interval that would show how much copies drift; 1 where enough is known.
-        optimistic: `Observation.convergence` if longer intervals cost as little as is still plausible.
+        optimistic, pessimistic: `Observation.convergence` if longer intervals cost as little, or as much, as is still
+            plausible; nobody is pessimistic before anything is seen.
         probe_gain: what a probing block must promise under `optimistic`.
     """
 
     longest_interval: int = LONGEST_INTERVAL
     longest_averaging: int = LONGEST_INTERVAL
+    averagings: float = 1.0
     kept_gain: float = 0.0
     probe: int = 1
     optimistic: RoundsModel | None = None
+    pessimistic: RoundsModel | None = None
     probe_gain: float = 0.0
 
 

@@ -32,7 +32,7 @@ RATE_TITLES = {
 # the truth is thought to be within the band.
 ESTIMATE_TITLES = {
     "relative_rounds": "Rounds that the plan needs, relative to I = 1",
-    "kappa": "κ: what drifting copies cost (0: nothing, 3: nearly all)",
+    "kappa": "κ: what drifting copies cost (0.02: little, 1: most)",
     "averagings": "Averagings that the estimate rests on",
     "smoothness": "β, smoothness",
     "moment_sum": "ΣG², second moment of gradients",

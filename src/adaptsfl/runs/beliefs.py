@@ -10,8 +10,8 @@ from adaptsfl import checks
 from adaptsfl.config import AdaptConfig, Recipe
 from adaptsfl.convergence import (
     ConvergenceModel,
-    PowerEstimator,
-    PowerRounds,
+    GrowthRounds,
+    RoundsEstimator,
     RoundsModel,
     model_from,
     noise_floor,
@@ -63,17 +63,17 @@ class Beliefs(Protocol):
 
 
 class Calibrated:
-    """The default: rounds as powers of the interval, estimated from training losses.
+    """The default: how rounds grow with the interval, estimated from training losses.
 
     Args:
-        powers: what a recipe gives to begin with, one per L_c.
+        given: what a recipe gives to begin with.
     """
 
     needs_constants = False
 
-    def __init__(self, layers: int, adapt: AdaptConfig, powers: checks.FloatArray | None = None) -> None:
+    def __init__(self, layers: int, adapt: AdaptConfig, given: GrowthRounds | None = None) -> None:
         self.settings = adapt.calibration
-        self.estimator = PowerEstimator(layers, self.settings, powers)
+        self.estimator = RoundsEstimator(layers, self.settings, given)
         self.estimate = self.estimator.estimate()
         self.rounds = 0
 
@@ -87,11 +87,13 @@ class Calibrated:
         due = self.estimator.long_blocks < known.probes
         return Trust(
             longest_interval=max(known.long_block, int(known.growth * self.rounds)),
-            longest_averaging=max(2 * known.long_block, int(known.averaging_growth * self.rounds)),
+            longest_averaging=max(4 * known.long_block, int(known.averaging_growth * self.rounds)),
+            averagings=known.risked_averagings,
             kept_gain=known.kept_gain,
             probe=known.long_block if due else 1,
             probe_gain=known.probe_gain,
             optimistic=self.estimate.model_at(LOW),
+            pessimistic=self.estimate.model_at(HIGH) if self.estimate.averagings else None,
         )
 
     def learn(self, block: Block) -> None:
@@ -108,14 +110,14 @@ class Calibrated:
         """Ignore constants: nothing here rests on them."""
 
     def data(self, decision: Decision) -> Mapping[str, Any]:
-        """Return κ, the powers, and the rounds that the decision needs relative to I = 1, with their range."""
+        """Return κ, c of every L_c, and the rounds that the decision needs relative to I = 1, with their range."""
         estimate = self.estimate
         data: dict[str, Any] = {
             "kappa": estimate.kappa,
             "kappa_low": estimate.quantile(LOW),
             "kappa_high": estimate.quantile(HIGH),
             "averagings": estimate.averagings,
-            "powers": estimate.model.powers.tolist(),
+            "growth": {"factors": estimate.model.factors.tolist(), "power": estimate.power},
         }
         if decision.interval is not None:
             interval, deepest = decision.interval, decision.deepest
@@ -167,7 +169,7 @@ class PaperBound:
             remedy = "Give ε in [adapt], or the constants in [convergence], or use mode = 'calibrated'"
             raise InvalidInput("adapt.target", "is missing for mode 'paper'", remedy)
         self.target = checks.number("adapt.target", adapt.target, positive=True)
-        self._before = PowerEstimator(layers, adapt.calibration).estimate().model
+        self._before = RoundsEstimator(layers, adapt.calibration).estimate().model
 
     def model(self, devices: int) -> RoundsModel:
         """Return the bound; before anything is measured, what the default mode begins with."""
@@ -214,13 +216,14 @@ class PaperBound:
 def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int) -> Beliefs:
     """Return the beliefs with which a run begins, wherever it trains.
 
-    A recipe's [convergence] is believed, but for powers: they are what the default mode begins with.
+    A recipe's [convergence] is believed, but for a growth: that is what the default mode begins with.
     """
     if recipe.convergence is not None:
         given = Given(recipe, layers)
         model = given.model(1)
-        calibrates = adapt.mode == "calibrated" and isinstance(model, PowerRounds)
-        return Calibrated(layers, adapt, model.powers) if calibrates else given  # type: ignore[attr-defined]
+        if adapt.mode == "calibrated" and isinstance(model, GrowthRounds):
+            return Calibrated(layers, adapt, model)
+        return given
     return PaperBound(recipe, adapt, layers) if adapt.mode == "paper" else Calibrated(layers, adapt)
 
 

@@ -1,30 +1,44 @@
 """What runs learned about convergence, as the [convergence] of a recipe that another run, or a plan, begins with."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from adaptsfl.convergence import GrowthRounds
 from adaptsfl.errors import InvalidInput
 from adaptsfl.runs.folder import Run
 
-DIGITS = 4  # of a power; estimates are not better than that
+DIGITS = 3  # of a factor; estimates are not better than that
 
 
-def learned_powers(runs: Sequence[Run]) -> list[float]:
-    """Return p of every L_c, the median of what the runs believed last; those that saw no averaging do not count."""
-    known = [last for run in runs if run.blocks and (last := run.blocks[-1].estimates).get("averagings")]
+def learned_growth(runs: Sequence[Run]) -> GrowthRounds:
+    """Return the growth of rounds with the interval: the median of what the runs believed last.
+
+    Runs that saw no averaging do not count.
+    """
+    lasts: list[Any] = [run.blocks[-1].estimates for run in runs if run.blocks]
+    known = [last["growth"] for last in lasts if last.get("averagings")]
     if not known:
         remedy = "Give a run of adaptsfl in mode 'calibrated' that had some blocks of 4 rounds or more"
         raise InvalidInput("runs", "no run among them has learned what longer intervals cost", remedy)
-    layers = {len(estimates["powers"]) for estimates in known}  # type: ignore[arg-type]
-    if len(layers) > 1:
-        several = " and ".join(str(count) for count in sorted(layers))
-        raise InvalidInput("runs", f"are of models with {several} layers", "Give runs of one model")
-    powers: list[float] = np.median([estimates["powers"] for estimates in known], axis=0).tolist()
-    return [round(power, DIGITS) for power in powers]
+    _refuse_several("are of models with {} layers", {len(one["factors"]) for one in known})
+    _refuse_several("grow with I^{}", {one["power"] for one in known}, " and I^")
+    factors = np.median([one["factors"] for one in known], axis=0)
+    return GrowthRounds(factors, known[0]["power"])
 
 
-def as_section(powers: Sequence[float]) -> str:
-    """Return the powers as a section of a recipe (TOML)."""
-    listed = ", ".join(f"{power:g}" for power in powers)
-    return f"[convergence] # R(I, L_c) = I^p, one p per L_c, as estimated from training losses\npowers = [{listed}]\n"
+def _refuse_several(problem: str, found: set[Any], between: str = " and ") -> None:
+    """Refuse runs that do not agree about one number."""
+    if len(found) > 1:
+        several = between.join(str(one) for one in sorted(found))
+        raise InvalidInput("runs", problem.format(several), "Give runs of one model, with the same [adapt.calibration]")
+
+
+def as_section(growth: GrowthRounds) -> str:
+    """Return the growth as a section of a recipe (TOML)."""
+    listed = ", ".join(f"{factor:.{DIGITS}g}" for factor in growth.factors)
+    return (
+        "[convergence.growth] # R(I, L_c) = 1 + c (I^q - 1), one c per L_c, as estimated from training losses\n"
+        f"factors = [{listed}]\npower = {growth.power:g}\n"
+    )
