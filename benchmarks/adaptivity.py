@@ -369,6 +369,11 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         below = sum(ratio <= 1 for ratio in ratios)
         numbers = (geometric_mean(ratios), float(np.quantile(ratios, 0.9)), max(ratios))
         lines.append(f"| {bold(name)} | {' | '.join(f'{one:.2f}' for one in numbers)} | {below} of {len(ratios)} |")
+    lines += ["", "| workload | AdaptSFL, geometric mean | worst case | cases |", "|---|---|---|---|"]
+    for name in WORKLOADS:
+        ours = [row["ratios"]["adaptsfl"] for row in rows if row["workload"] == name and "adaptsfl" in row["ratios"]]
+        if ours:
+            lines.append(f"| {name} | {geometric_mean(ours):.2f} | {max(ours):.2f} | {len(ours)} |")
     lines += [
         "",
         "## Every case",
