@@ -116,9 +116,9 @@ def page(curves: list[dict[str, Any]]) -> str:
     prior: dict[Setting, list[float]] = {}
     best: dict[Setting, list[float]] = {}
     for setting, truth in known.items():
-        depths = RoundsEstimator(setting[1]).depths
-        models = [GrowthRounds(kappa * depths, 0.8) for kappa in KAPPAS]
-        prior[setting] = [regret(setting, truth, RoundsEstimator(setting[1]).estimate().model.rounds)]
+        before = RoundsEstimator(setting[1]).estimate()
+        models = [GrowthRounds(kappa * before.depths, before.power) for kappa in KAPPAS]
+        prior[setting] = [regret(setting, truth, before.model.rounds)]
         best[setting] = [min(regret(setting, truth, model.rounds) for model in models)]
     rows = [("the prior alone", [mean_ratio(prior)] * len(SEEN)), ("**estimated**", [])]
     for interval, rounds in SEEN:

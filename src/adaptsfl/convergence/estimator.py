@@ -84,7 +84,7 @@ class RoundsEstimator:
     def __init__(
         self, layers: int, settings: CalibrationConfig | None = None, given: GrowthRounds | None = None
     ) -> None:
-        self.layers, self.settings = layers, settings or CalibrationConfig()
+        self.settings = settings or CalibrationConfig()
         self.depths = (np.arange(1, layers + 1) / layers) ** self.settings.depth_power
         self.power = self.settings.power
         middle, deviation = self.settings.prior_kappa, self.settings.prior_deviation
