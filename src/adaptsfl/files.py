@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,24 @@ def held(folder: Path) -> Iterator[None]:
             except OSError:  # a file system without locks, where one has to take care oneself
                 pass
         yield
+
+
+@contextmanager
+def waits_for(folder: Path) -> Iterator[None]:
+    """Keep a folder for this process, as soon as no other process keeps it this way.
+
+    Worker processes of a call that was killed go on until they notice, and then save what they have: the next call
+    waits for them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks, where one has to take care oneself
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_tensors(place: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:

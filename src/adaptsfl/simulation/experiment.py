@@ -10,15 +10,11 @@ A run that was stopped is started again by the same call. Its blocks are decided
 was already learned is looked up, so it goes on where it stopped.
 """
 
-import fcntl
 import json
-import os
-import re
 import shutil
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,17 +33,19 @@ from adaptsfl.errors import (
     inside,
     message_of,
 )
-from adaptsfl.files import about_tensors, held, replace_file, write_tensors, writing
-from adaptsfl.fleet import noise_from, resources_from
+from adaptsfl.files import about_tensors, held, replace_file, waits_for, write_tensors, writing
+from adaptsfl.fleet import Fleet, noise_from, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
 from adaptsfl.policies import Policy, Trainer, make_policy
+from adaptsfl.runs.ending import rounds_planned
 from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.recipe import about_run, check_run, norm_remark, seeded, targets_of
 from adaptsfl.runs.record import Block
 from adaptsfl.simulation.backend import SimulatedBackend
 from adaptsfl.simulation.claim import RECIPE, TRAJECTORIES, claim
-from adaptsfl.simulation.faults import faults_from
+from adaptsfl.simulation.faults import Faults, faults_from
+from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.rank_speeds import RankSpeeds
 from adaptsfl.simulation.store import Store
@@ -61,21 +59,6 @@ GO_ON = "Free some space or give another folder by --out; the same call goes on 
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run of an experiment: its policy by name, its seed, and its fleet by name where there are several."""
-
-    policy: str
-    seed: int
-    fleet: str = ""
-
-    @property
-    def folder_name(self) -> str:
-        """What its folder is called."""
-        name = "-".join(part for part in (self.policy, self.fleet, f"seed{self.seed}") if part)
-        return re.sub(r"[^\w.+@-]", "-", name.replace(":", ".")).lstrip(".")
-
-
-@dataclass(frozen=True)
 class Announcement:
     """What the first rank tells the others about a run: `fingerprint` is that of all that decides what is learned."""
 
@@ -83,37 +66,6 @@ class Announcement:
     trainer: Trainer
     divergence: bool
     fingerprint: str
-
-
-def give_up(job: Job, error: Exception) -> None:
-    """Let the error of a run stop the experiment."""
-    raise error
-
-
-def warn(job: Job, remark: str) -> None:
-    """Let people know about a run, where nobody else does."""
-    warnings.warn(f"{job.folder_name}: {remark}", stacklevel=2)
-
-
-@dataclass(frozen=True)
-class Watcher:
-    """Who is told how things go.
-
-    Attributes:
-        begins: before a run.
-        on_round: after every round that is trained, with its number and loss.
-        on_block: after every block.
-        ends: after a run, also one that was done before.
-        fails: when a run fails. If it returns, the other runs go on; by default it does not.
-        remarks: what people should know: which run is done again, and why; what would learn faster.
-    """
-
-    begins: Callable[[Job, World], None] = lambda _job, _world: None
-    on_round: Callable[[int, float], None] = lambda _round, _loss: None
-    on_block: Callable[[Block], None] = lambda _block: None
-    ends: Callable[[Job, Run], None] = lambda _job, _run: None
-    fails: Callable[[Job, Exception], None] = give_up
-    remarks: Callable[[Job, str], None] = warn
 
 
 class Experiment:
@@ -226,7 +178,7 @@ class Experiment:
     def attempt(self, job: Job, watcher: Watcher) -> Run | None:
         """Do one run; if it fails and the watcher lets the others go on, return what there is of it."""
         try:
-            run = self._run(job, self.folder / job.folder_name, watcher)
+            run = self._run(job, watcher)
         except RankFailed:
             raise
         except Exception as error:
@@ -327,8 +279,7 @@ class Experiment:
             fleet = resources_from(recipe.fleet).at(0)
             with inside("noise"):
                 noise_from(recipe.fleet.noise, recipe.fleet.seed)
-        with inside("faults"):
-            faults_from(recipe.faults, [fleet.name(k) for k in range(fleet.size)])
+        _faults(recipe, fleet)
 
     def _store(self, world: World) -> Store:
         name = world.learning_identity
@@ -338,59 +289,68 @@ class Experiment:
             self._stores[name] = Store(self.trajectories / f"{name}.jsonl" if known else None)
         return self._stores[name]
 
-    def _run(self, job: Job, folder: Path, watcher: Watcher) -> Run:
-        found = self.finished(job, watcher.remarks)
-        if found is not None:
-            return found
-        world = self.world(job)
-        policy = self.make_policy(job.policy)
-        with inside("faults"):
-            names = [world.fleet_at(1).name(k) for k in range(world.devices)]
-            faults = faults_from(world.recipe.faults, names)
+    def _run(self, job: Job, watcher: Watcher) -> Run:
+        """Return a run that is done: as it was found, or trained now."""
+        done = self.finished(job, watcher.remarks)
+        if done is not None:
+            return done
+        world, policy, folder = self.world(job), self.make_policy(job.policy), self.folder / job.folder_name
         if self.ranks.size > 1 and policy.trainer in ("turns", "relay"):
-            problem = (
-                f"{policy.title} lets devices take turns with one model, so that only one rank could work at a time"
-            )
+            problem = f"{policy.title} lets devices take turns with one model, so only one rank could work at a time"
             raise InvalidInput("run.policies", problem, "Run it in one process")
         remark = norm_remark(world.recipe, world.model)
-        if (
-            remark and job == self.jobs[0] and policy.trainer in ("engine", "turns")
-        ):  # once, and not where all is pooled
+        is_first = job.folder_name == self.jobs[0].folder_name
+        if remark and is_first and policy.trainer in ("engine", "turns"):  # once, and not where all is pooled
             watcher.remarks(job, remark)
-        watcher.begins(job, world)
+        watcher.begins(job, rounds_planned(world.run, world.batch_size))
         info = {**_about(job, world, policy), "identity": self.identity(job)}
         backend = SimulatedBackend(
-            world, policy, faults, self._store(world), folder=folder, on_round=watcher.on_round, ranks=self.ranks
+            world,
+            policy,
+            _faults(world.recipe, world.fleet_at(1)),
+            self._store(world),
+            folder=folder,
+            on_round=lambda round_, _loss: watcher.on_round(job, round_, 1),
+            ranks=self.ranks,
         )
         self.ranks.from_first(Announcement(job, policy.trainer, policy.divergence, world.fingerprint))
-        started = time.monotonic()
-        with writing(folder, GO_ON), backend, _alone(folder):
-            write_run(folder, {**info, "status": "running"})
-            how: dict[str, Any] = {"status": "failed"}
-            try:
-                loop = BlockLoop(backend, policy)
-                with (folder / RECORD).open("w") as record:
-                    for block in loop:
-                        append_block(record, block)
-                        watcher.on_block(block)
-                self._write_model(folder, backend)
-                how = {"status": "done", "ended_by": loop.ended_by, "rounds": loop.rounds}
-            except KeyboardInterrupt:
-                how = {"status": "stopped"}
-                if self.ranks.size == 1:  # else the others were stopped too
-                    with suppress(AdaptSFLError):  # a full disk, or weights that are no numbers: stopping counts
-                        backend.save()
-                raise
-            except RankFailed:
-                how = {"status": "stopped"}
-                raise
-            except Exception as error:
-                how["error"] = first_line(error)
-                raise
-            finally:
-                write_run(folder, {**info, **how, "wall_s": time.monotonic() - started})
-            remove_checkpoint(folder)  # nothing is left to train
+        with writing(folder, GO_ON), backend, waits_for(folder):
+            self._train(folder, info, backend, policy, partial(watcher.on_block, job))
         return read_run(folder)
+
+    def _train(
+        self,
+        folder: Path,
+        info: dict[str, Any],
+        backend: SimulatedBackend,
+        policy: Policy,
+        on_block: Callable[[Block], None],
+    ) -> None:
+        """Record every block of a run; whatever happens, run.json says in the end how it ended."""
+        started = time.monotonic()
+        write_run(folder, {**info, "status": "running"})
+        how: dict[str, Any] = {"status": "stopped"}
+        try:
+            loop = BlockLoop(backend, policy)
+            with (folder / RECORD).open("w") as record:
+                for block in loop:
+                    append_block(record, block)
+                    on_block(block)
+            self._write_model(folder, backend)
+            how = {"status": "done", "ended_by": loop.ended_by, "rounds": loop.rounds}
+        except KeyboardInterrupt:
+            if self.ranks.size == 1:  # else the others were stopped too
+                with suppress(AdaptSFLError):  # a full disk, or weights that are not finite: stopping counts
+                    backend.save()
+            raise
+        except RankFailed:
+            raise
+        except Exception as error:
+            how = {"status": "failed", "error": first_line(error)}
+            raise
+        finally:
+            write_run(folder, {**info, **how, "wall_s": time.monotonic() - started})
+        remove_checkpoint(folder)  # nothing is left to train
 
     def _write_model(self, folder: Path, backend: SimulatedBackend) -> None:
         """Write the final weights, if wanted: those of another run with the same schedule, or its own."""
@@ -420,17 +380,6 @@ def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
     return {**known, "fleet": job.fleet, "epoch_rounds": world.epoch_rounds}
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no process of a call that was killed does the run in this folder any more.
-
-    Such a call holds its folder no longer, but who worked for it goes on until it notices, and saves what it has.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # where there are no locks, one has to take care oneself
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def _faults(recipe: Recipe, fleet: Fleet) -> Faults:
+    with inside("faults"):
+        return faults_from(recipe.faults, [fleet.name(k) for k in range(fleet.size)])
