@@ -64,7 +64,7 @@ def records(folder: Path) -> dict[str, bytes]:
 
 
 def test_runs_end_with_a_table_figures_and_a_page(recipe, monkeypatch):
-    monkeypatch.setattr(progress, "QUIET_S", math.inf)  # else a slow machine says how far it is
+    monkeypatch.setattr(progress, "LINE_EVERY_S", math.inf)  # else a slow machine says how far it is
     answer = call("simulate", recipe, "--seeds", "2")
     assert answer.exit_code == 0, answer.output
     folder = Path("runs/small-run")
