@@ -29,8 +29,7 @@ def make_partition(config: PartitionConfig, labels: IntArray, devices: int, *, b
     """
     check_keys(config)
     checks.whole_number("devices", devices)
-    seed = checks.whole_number(f"{FIELD}.seed", config.seed, at_least=0)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(config.seed)
     match config.kind:
         case "iid":
             return iid(len(labels), devices, rng)

@@ -147,14 +147,6 @@ class Faults:
 
 def faults_from(config: FaultsConfig, names: Sequence[str]) -> Faults:
     """Return the faults that a recipe's [faults] describes, for devices of those names."""
-    checks.whole_number("seed", config.seed, at_least=0)
-    for name in ("dropout_rate", "return_rate", "straggler_rate", "participation"):
-        if checks.number(name, getattr(config, name)) > 1:
-            raise InvalidInput(name, f"is {getattr(config, name):g}", "Give a number from 0 to 1")
-    if config.participation == 0:
-        raise InvalidInput("participation", "is 0", "Give the share that takes part, above 0")
-    if checks.number("straggler_factor", config.straggler_factor) < 1:
-        raise InvalidInput("straggler_factor", f"is {config.straggler_factor:g}", "Give how many times slower, ≥ 1")
     return Faults(
         len(names),
         _presence(config, names),
