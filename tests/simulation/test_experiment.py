@@ -9,7 +9,7 @@ import pytest
 from adaptsfl.config import Recipe, parse
 from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
 from adaptsfl.policies import Decision
-from adaptsfl.policies.splitfed import SplitFedV2
+from adaptsfl.policies.split_learning import SplitFedV2
 from adaptsfl.runs.folder import RECORD, RUN, read_run
 from adaptsfl.simulation.backend import SimulatedBackend
 from adaptsfl.simulation.experiment import MODEL, RECIPE, TRAJECTORIES, Experiment

@@ -17,7 +17,7 @@ import adaptsfl
 import warm
 from adaptsfl.cli import app
 from adaptsfl.errors import TrainingDiverged
-from adaptsfl.policies.psl import ParallelSplit
+from adaptsfl.policies.fixed import ParallelSplit
 from adaptsfl.report import progress
 from adaptsfl.runs.folder import RECORD, RUN, find_runs
 from adaptsfl.training import Engine
