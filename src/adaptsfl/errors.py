@@ -4,12 +4,12 @@ AdaptSFLError
 ├── InvalidInput      a value, field or file that cannot be used
 ├── InfeasiblePlan    the problem is well-formed, but no plan reaches its target
 ├── SolverError       a solver cannot take this problem, or failed on it
-├── TrainingDiverged  the loss is no number any more, or far above where it began
+├── TrainingDiverged  the loss is NaN or infinity, or far above where it began
 ├── NotWritten        a file that could not be written: a full disk, no permission
 ├── RunFailed         a run failed in a process of its own; says what went wrong there
-├── RankFailed        one of the processes that train together is gone, or cannot go on with the others
+├── RankFailed        one of the processes that train together has failed or ended
 ├── BadMessage        another party sent what the protocol does not allow
-├── Refused           another party will not have us
+├── Refused           another party refuses us
 └── Stopped           a person has ended it: Ctrl-C, or SIGTERM
 """
 
@@ -74,11 +74,11 @@ class BadMessage(AdaptSFLError):
 
 
 class Refused(AdaptSFLError):
-    """Another party will not have us, and trying again would not help."""
+    """Another party refuses us, and a retry would not help."""
 
 
 class Stopped(AdaptSFLError):
-    """A person has ended what was going on; the message says how it goes on."""
+    """A person has stopped the command; the message says how to go on."""
 
 
 class RunFailed(AdaptSFLError):
@@ -90,7 +90,7 @@ class RunFailed(AdaptSFLError):
 
 
 class RankFailed(AdaptSFLError):
-    """One of the processes that train one model together is gone, or cannot go on: the whole job ends."""
+    """One of the processes that train one model together has failed or ended: all of them end."""
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def first_line(error: BaseException) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """Return what to tell people: our errors explain themselves, anything else is a bug, with the place of it."""
+    """Return the message for people: that of our own errors; for anything else, that it is a bug, and where."""
     if isinstance(error, AdaptSFLError):
         return str(error)
     where = traceback.extract_tb(error.__traceback__)[-1]

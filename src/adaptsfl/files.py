@@ -102,7 +102,7 @@ def write_tensors(place: Path, tensors: "Mapping[str, Tensor]", about: Mapping[s
 
 
 def about_tensors(place: Path) -> dict[str, str]:
-    """Return what `write_tensors` was told about a file; nothing, if it cannot be read."""
+    """Return the `about` that `write_tensors` wrote to a file; nothing, if it cannot be read."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     try:

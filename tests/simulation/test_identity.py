@@ -235,7 +235,7 @@ def test_code_that_nobody_can_read_is_run_again_and_shared_with_nobody(place: Pl
     interactive(NET.replace("activation(self.second(", "activation(2 * self.second("), "own_typed")
     after = place.run(typed)
     assert after != before
-    said = "the code of the model cannot be read as a file, so nobody can tell whether it is as it was"
+    said = "the code of the model cannot be read as a file, so a change would not be noticed"
     assert place.remarks == [("psl-seed0", f"{said}; running it again")]
     assert place.trained == 4
     assert not (place.folder / "out" / TRAJECTORIES).exists()

@@ -48,7 +48,7 @@ class Samples:
             raise InvalidInput("data", "has no samples", "Give at least one")
         if self.inputs.is_floating_point() and not bool(self.inputs.isfinite().all()):
             row = int(self.inputs.isfinite().flatten(1).all(1).logical_not().nonzero()[0])
-            raise InvalidInput("data", f"has NaN or infinity in sample {row}", "Mend or remove the sample")
+            raise InvalidInput("data", f"has NaN or infinity in sample {row}", "Correct or remove the sample")
 
     def __len__(self) -> int:
         return len(self.labels)

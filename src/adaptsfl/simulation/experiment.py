@@ -49,7 +49,7 @@ from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.rank_speeds import RankSpeeds
 from adaptsfl.simulation.store import Store
-from adaptsfl.simulation.validity import Contents, Identity, depends_on_seed, identity_of, why_not_true
+from adaptsfl.simulation.validity import Contents, Identity, depends_on_seed, identity_of, why_outdated
 from adaptsfl.simulation.world import World, make_world
 from adaptsfl.training.checkpoint import remove_checkpoint
 from adaptsfl.training.ranks import ALONE, Ranks
@@ -60,7 +60,7 @@ GO_ON = "Free some space or give another folder by --out; the same call goes on 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What the first rank tells the others about a run: `fingerprint` is that of all that decides what is learned."""
+    """What the first rank broadcasts before a run; `fingerprint` is that of all that decides what is learned."""
 
     job: Job
     trainer: Trainer
@@ -77,7 +77,7 @@ class Experiment:
         trajectories: where what was learned is kept; several experiments may share it. By default in `folder`.
         keep_models: whether to write trained models. Without them, a run that finds all its blocks trains nothing.
         ranks: the processes that train every run together. All of them make the same experiment and execute it; the
-            first decides, writes and tells the watcher.
+            first decides, writes and calls the watcher.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Experiment:
             return make_policy(name.partition("@")[0], **self.recipe.run.options.get(name, {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs; worlds and what was learned it makes and reads for itself."""
+        """Return what another process needs; it makes its own worlds and reads what was learned from the files."""
         return {**self.__dict__, "_worlds": {}, "_contents": {}, "_stores": {}}
 
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
-        """Do every run that is not done yet; return all that there are, in order, but none on ranks after the first.
+        """Do every run that is not done yet; return all runs in order, on ranks after the first none.
 
-        A rank that is gone ends it for all of them: the next call goes on.
+        If one rank fails, all ranks end: the next call goes on from there.
         """
         self.forget_worlds()  # files may have changed since the last call
         timed = RankSpeeds(self.recipe, self.folder, self.ranks)
@@ -151,44 +151,43 @@ class Experiment:
         return runs
 
     def _follow(self) -> None:
-        """Train what the first rank is asked to train, run by run, until it has done all."""
+        """Train what the first rank announces, run by run, until it announces the end."""
         nothing: Announcement | None = None
+        me = f"rank {self.ranks.rank}"
         while (announced := self.ranks.from_first(nothing)) is not None:
             try:
                 world = self.world(announced.job)
                 fingerprint = world.fingerprint
             except Exception as error:
-                raise RankFailed(f"rank {self.ranks.rank}: {message_of(error)}") from error
+                raise RankFailed(f"{me}: {message_of(error)}") from error
             if fingerprint != announced.fingerprint:
-                problem = f"rank {self.ranks.rank}: model, data, versions or recipe are others than on the first rank"
+                problem = f"{me}: model, data, versions or recipe are others than on the first rank"
                 raise RankFailed(f"{problem}. Give all ranks the same files and packages.")
             if not (self.folder / RECIPE).is_file():
-                problem = (
-                    f"rank {self.ranks.rank}: {self.folder} is not the folder of the first rank, which wrote {RECIPE}"
-                )
+                problem = f"{me}: {self.folder} is not the folder of the first rank, which wrote {RECIPE}"
                 raise RankFailed(f"{problem}. Give a folder by --out that all machines see.")
             folder = self.folder / announced.job.folder_name
             Learner(world, announced.trainer, divergence=announced.divergence, ranks=self.ranks, folder=folder).follow()
 
     def check(self) -> None:
-        """Refuse a recipe that cannot run, before it claims a folder; one that claimed its folder could run."""
+        """Refuse a recipe that cannot run, before it claims a folder; a recipe in its folder has passed this check."""
         if not (self.folder / RECIPE).exists():
             self.world(self.jobs[0])
 
     def attempt(self, job: Job, watcher: Watcher) -> Run | None:
-        """Do one run; if it fails and the watcher lets the others go on, return what there is of it."""
+        """Do one run. If it fails and the watcher does not raise the error, return what is stored of it."""
         try:
             run = self._run(job, watcher)
         except RankFailed:
             raise
         except Exception as error:
             watcher.fails(job, error)
-            return self.remains(job)
+            return self.stored_if_readable(job)
         watcher.ends(job, run)
         return run
 
-    def found(self, job: Job) -> Run | None:
-        """Return what there is of a run; none where its files are damaged, as doing it again gives the same ones."""
+    def stored(self, job: Job) -> Run | None:
+        """Return what is stored of a run; None if its files are damaged, as doing it again gives the same ones."""
         folder = self.folder / job.folder_name
         if not (folder / RUN).exists():
             return None
@@ -200,18 +199,18 @@ class Experiment:
             return None
 
     def finished(self, job: Job, remark: Callable[[Job, str], None]) -> Run | None:
-        """Return a run that is done and still true. Where it is not any more, `remark` hears why: it is done again."""
-        run = self.found(job)
+        """Return a run that is done and still valid, else None; `remark` is called with the reason if it is outdated."""
+        run = self.stored(job)
         if run is None or not run.whole:
             return None
-        why = why_not_true(run.identity, self.identity(job))
+        why = why_outdated(run.identity, self.identity(job))
         if why:
             remark(job, f"{why}; running it again")
             return None
         return self._for_targets(run)
 
     def _for_targets(self, run: Run) -> Run:
-        """Return a finished run whose run.json names the accuracies that are asked for now: that changes no result."""
+        """Return a finished run with the recipe's targets in its run.json: other targets change no result."""
         assert self.recipe.run is not None
         wanted = targets_of(self.recipe.run)
         if list(run.targets) == wanted:
@@ -233,14 +232,14 @@ class Experiment:
             self._contents[key] = Contents.read(recipe, job.seed)
         return identity_of(recipe, job.seed, job.policy, self._contents[key])
 
-    def remains(self, job: Job) -> Run | None:
-        """Return what there is of a run that failed, whoever wrote it; none where that cannot be read."""
+    def stored_if_readable(self, job: Job) -> Run | None:
+        """Return what is stored of a run that failed; None if it cannot be read."""
         with suppress(InvalidInput):
-            return self.found(job)
+            return self.stored(job)
         return None
 
     def claim(self) -> None:
-        """Write down whose folder this is, or refuse one whose runs would not be true under this recipe."""
+        """Write the recipe to the folder, or refuse a folder whose runs would not be valid under this recipe."""
         with writing(self.folder, GO_ON):
             claim(self.folder, self.recipe, [job.policy for job in self.jobs])
 
@@ -284,7 +283,7 @@ class Experiment:
     def _store(self, world: World) -> Store:
         name = world.learning_identity
         if name not in self._stores:
-            # Where nobody can tell what the model's code is, what it learned is of no use to anybody else.
+            # If the model's code cannot be read, no other run can know that it has the same model.
             known = world.model_code is not None
             self._stores[name] = Store(self.trajectories / f"{name}.jsonl" if known else None)
         return self._stores[name]

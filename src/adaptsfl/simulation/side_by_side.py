@@ -141,7 +141,7 @@ class Workers:
             self._stop()
 
     def _sort_out(self) -> None:
-        """Keep the runs that were done before and are still true; all others wait for a worker."""
+        """Keep the runs that were done before and are still valid; all others wait for a worker."""
         units: dict[tuple[int, str, int], deque[Job]] = {}
         for job in (job for jobs in self.jobs for job in jobs):
             try:
@@ -160,9 +160,9 @@ class Workers:
         self.watcher.ends(job, run)
 
     def _failed(self, job: Job, error: Exception) -> None:
-        """Keep what there is of a run that failed, if the watcher lets the others go on."""
+        """Keep what is stored of a run that failed, if the watcher does not raise the error."""
         self.watcher.fails(job, error)
-        run = self.experiments[job.experiment].remains(job)
+        run = self.experiments[job.experiment].stored_if_readable(job)
         if run is not None:
             self.runs[job] = run
 
@@ -291,7 +291,7 @@ def _ignore_sigterm() -> None:
 
 
 class Caller:
-    """The calling process, as a worker sees it. When it is gone, the worker stops as if it had got SIGTERM.
+    """The calling process, as a worker sees it. If it has ended, the worker stops as after SIGTERM.
 
     Attributes:
         watcher: passes on to it how a run goes.
