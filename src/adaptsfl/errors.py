@@ -17,6 +17,7 @@ import difflib
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class InvalidInput(AdaptSFLError):
         super().__init__(f"{where}: {problem}. {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _invalid_input, (self.field, self.problem, self.remedy, self.source)  # from one process to another
+        return partial(InvalidInput, source=self.source), (self.field, self.problem, self.remedy)  # for pickle
 
     def inside(self, section: str) -> "InvalidInput":
         """Return the same error as seen from outside `section`: `flops[3]` becomes `devices.flops[3]`."""
@@ -47,10 +48,6 @@ class InvalidInput(AdaptSFLError):
     def from_file(self, source: str) -> "InvalidInput":
         """Return the same error with the file that held the value."""
         return InvalidInput(self.field, self.problem, self.remedy, source=source)
-
-
-def _invalid_input(field: str, problem: str, remedy: str, source: str) -> InvalidInput:
-    return InvalidInput(field, problem, remedy, source=source)
 
 
 class InfeasiblePlan(AdaptSFLError):

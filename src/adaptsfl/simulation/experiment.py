@@ -199,7 +199,7 @@ class Experiment:
             return None
 
     def finished(self, job: Job, remark: Callable[[Job, str], None]) -> Run | None:
-        """Return a run that is done and still valid, else None; `remark` is called with the reason if it is outdated."""
+        """Return a run that is done and still valid, else None; `remark` is called with the reason why it is not."""
         run = self.stored(job)
         if run is None or not run.whole:
             return None
