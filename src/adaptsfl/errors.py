@@ -126,8 +126,8 @@ def message_of(error: Exception) -> str:
     if isinstance(error, AdaptSFLError):
         return str(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(where.filename).name}, line {where.lineno}"
-    return f"internal error in {place}: {type(error).__name__}: {error}. This is a bug; please report it with the file"
+    line = f"{Path(where.filename).name}, line {where.lineno}"
+    return f"internal error in {line}: {type(error).__name__}: {error}. This is a bug; please report it with the file"
 
 
 def kind_of(error: Exception) -> str:

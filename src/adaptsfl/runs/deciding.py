@@ -24,8 +24,8 @@ def decided(policy: Policy, seen: Observation) -> Decision:
         if type(policy).__module__.startswith("adaptsfl."):
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}, line {frame.lineno}"
-        problem = f"{policy.title} raised {type(error).__name__} in {place}: {first_line(error)}"
+        line = f"{Path(frame.filename).name}, line {frame.lineno}"
+        problem = f"{policy.title} raised {type(error).__name__} in {line}: {first_line(error)}"
         raise InvalidInput("policy", problem, "Correct its decide method") from error
     if not isinstance(decision, Decision):
         raise InvalidInput("policy", f"{policy.title} decided {short(decision)}", "Return a Decision from decide")
