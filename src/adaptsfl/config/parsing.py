@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, get_args
 
 import pydantic
@@ -20,15 +20,20 @@ def parse(section: type[AnySection], content: Any, *, source: str = "") -> AnySe
     try:
         return section.model_validate(content)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        union = first["type"] not in ("extra_forbidden", "missing")
-        field, problem, remedy = _dotted(first["loc"], union=union), *_explain(first, section)
-        if first["type"] == OUT_OF_RANGE:
-            field += first["ctx"]["index"]
-        raise InvalidInput(field, problem, remedy, source=source) from None
+        raise explained(error, _keys(section), source=source) from None
 
 
-def _explain(error: Mapping[str, Any], section: type[Section]) -> tuple[str, str]:
+def explained(error: pydantic.ValidationError, keys: Collection[str] = (), *, source: str = "") -> InvalidInput:
+    """Return the first of pydantic's errors in our words; `keys` are all that the content may have."""
+    first = error.errors(include_url=False)[0]
+    union = first["type"] not in ("extra_forbidden", "missing")
+    field, problem, remedy = _dotted(first["loc"], union=union), *_explain(first, keys)
+    if first["type"] == OUT_OF_RANGE:
+        field += first["ctx"]["index"]
+    return InvalidInput(field, problem, remedy, source=source)
+
+
+def _explain(error: Mapping[str, Any], keys: Collection[str]) -> tuple[str, str]:
     """Return what is wrong and what to do, in words that fit any of our files."""
     given = short(error["input"])
     name = str(error["loc"][-1]) if error["loc"] else ""
@@ -36,7 +41,7 @@ def _explain(error: Mapping[str, Any], section: type[Section]) -> tuple[str, str
         case "missing":
             return "is missing", "Add it"
         case "extra_forbidden":
-            near = difflib.get_close_matches(name, _keys(section), n=1)
+            near = difflib.get_close_matches(name, keys, n=1)
             return f"is not a known key (its value is {given})", f"Did you mean {near[0]!r}?" if near else "Remove it"
         case "out_of_range":
             return error["ctx"]["problem"], error["ctx"]["remedy"]
