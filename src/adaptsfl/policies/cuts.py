@@ -57,7 +57,7 @@ def given_cuts(seen: Observation, cut: int | None, cuts: Sequence[int] | None) -
     else:
         return None
     checks.cut_numbers("policy.cut" if cut is not None else "policy.cuts", chosen, seen.layers)
-    # What a policy is told to do needs no place among the planner's choices.
+    # Cuts that are given to a policy need not be among the planner's allowed_cuts.
     dataclasses.replace(_blind(seen, interval=1, cuts=chosen), allowed_cuts=None).check_feasible()
     return tuple(chosen)
 

@@ -77,7 +77,7 @@ class VanillaSplit(OneCut):
         """Return the seconds of a round for every cut: one device after the other, each sending its model on."""
         cuts = every_cut(seen)
         moment = (seen.costs, seen.fleet, cuts)
-        # A device that is alone has nobody to send its model to.
+        # A single device sends its model to no other.
         sent_on = (latency.client_model_upload_s(*moment) + latency.client_model_download_s(*moment)) * (
             seen.devices > 1
         )

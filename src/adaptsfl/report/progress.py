@@ -47,7 +47,7 @@ class Running:
 
     @property
     def share(self) -> float | None:
-        """How much of it is done, by whichever end is nearer; None where nobody can know."""
+        """How much of it is done, by the limit that is nearest; None if neither rounds nor seconds end it."""
         shares = [] if self.planned is None else [self.round / self.planned]
         if self.limit_s is not None:
             shares.append(0.0 if self.block is None else self.block.time_s / self.limit_s)
@@ -241,7 +241,7 @@ class Progress:
         return work_s / max(1, min(self._most_at_once, self._total - self.done))
 
     def _rounds_left(self, number: int) -> Iterator[int | None]:
-        """Yield the rounds that every run of an experiment has still to do; None if nobody can know."""
+        """Yield the rounds that every run of an experiment has still to do; None if rounds do not end it."""
         recipe = self._recipes[number]
         planned = None if recipe.run is None else rounds_planned(recipe.run, recipe.training.batch_size)
         yield from [planned] * self._waiting[number]
@@ -256,7 +256,7 @@ def span(cuts: Sequence[int]) -> str:
 
 
 def rough(left_s: float) -> str:
-    """Return a time as nobody needs it more exactly: 40 s, 3 min, 2.5 h."""
+    """Return a rounded time: 40 s, 3 min, 2.5 h."""
     if left_s < 60:
         return f"{left_s:.0f} s"
     return f"{left_s / 60:.0f} min" if left_s < 5400 else f"{left_s / 3600:.1f} h"

@@ -73,7 +73,7 @@ def check_run(run: RunConfig) -> None:
 def about_run(
     recipe: Recipe, seed: int, name: str, policy: Policy, devices: Sequence[str], costs: CutCosts, server: Server
 ) -> dict[str, Any]:
-    """Return what run.json says from the start on, whoever trains.
+    """Return what run.json says from the start on, in a simulation and in a deployment.
 
     Args:
         name: of the policy, as the recipe has it: `fixed@2` is a variant of `fixed`.

@@ -45,7 +45,7 @@ class Block:
         predicted_s: how long the planner thought the block would take.
         measuring: extra exchanges, in rounds, that measuring took in the last round.
         reestimated: whether batch-norm's statistics were re-estimated for every evaluation; its time is in `seconds`.
-        present: who took part, round by round; None if everybody did.
+        present: the devices that took part, round by round; None if all did.
         losses: training loss of every round, the mean over devices; empty in records that are older than the field.
         restart: in a deployment, what a restarted edge server needs to ask its policy again; else empty.
     """

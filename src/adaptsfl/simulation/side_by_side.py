@@ -31,7 +31,7 @@ from adaptsfl.runs.folder import Run
 from adaptsfl.simulation.experiment import Experiment
 from adaptsfl.simulation.jobs import Job, Watcher
 
-REPORT_EVERY_S = 0.3  # rounds of small networks take milliseconds; nobody looks as often
+REPORT_EVERY_S = 0.3  # rounds of small networks take milliseconds
 STOP_TIMEOUT_S = 60.0  # for workers that save what they have
 STOPPED = 130  # exit code of a worker that was stopped
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
