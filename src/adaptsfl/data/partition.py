@@ -91,7 +91,7 @@ def shards(
 def dirichlet(labels: IntArray, devices: int, rng: np.random.Generator, *, alpha: float, min_samples: int = 1) -> Parts:
     """Share every class out in proportions drawn from Dirichlet(α, …, α): the smaller α, the fewer classes on a device.
 
-    A device left with fewer than `min_samples` gets samples of the device that holds the most. (Drawing everything again
+    A device left with fewer than `min_samples` gets samples of the one that holds the most. (Drawing everything again
     until no device is short, as is often done, practically never ends with many devices and a small α.)
     """
     _one_label_each("dirichlet", labels)
