@@ -38,7 +38,8 @@ from adaptsfl.planner import PlanProblem
 from adaptsfl.report.figures import HEIGHT, STYLE, WIDTH, save
 from adaptsfl.runs.folder import Run
 from adaptsfl.runs.record import Block
-from adaptsfl.simulation.experiment import Experiment, Job, Watcher
+from adaptsfl.simulation.experiment import Experiment
+from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.world import make_world
 
 SEEDS, DEVICES, BATCH = 3, 20, 16

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptsfl.config import CalibrationConfig, ConvergenceConfig, DriftConfig
+from adaptsfl.config import CalibrationConfig, ConvergenceConfig, DriftConfig, parse
 from adaptsfl.convergence import (
     LONGEST_INTERVAL,
     Constants,
@@ -134,14 +134,14 @@ def test_paper_is_a_case_of_the_general_form():
 )
 def test_bad_sections_are_explained(config, message):
     with pytest.raises(InvalidInput, match=message):
-        model_from(ConvergenceConfig.model_validate({"initial_gap": 1.0, **config}), 0.1, 3, layers=1)
+        model_from(parse(ConvergenceConfig, {"initial_gap": 1.0, **config}), 0.1, 3, layers=1)
 
 
 # ── Powers and tables ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def measured(**config):
-    return model_from(ConvergenceConfig.model_validate(config), 0.1, 3, layers=2)
+    return model_from(parse(ConvergenceConfig, config), 0.1, 3, layers=2)
 
 
 def test_growth_worked_by_hand():

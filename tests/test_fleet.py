@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from adaptsfl.config import FleetConfig, NoiseConfig
+from adaptsfl.config import FleetConfig, NoiseConfig, parse
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import (
     FLEETS,
@@ -271,12 +271,12 @@ def test_recipe_noise():
 )
 def test_bad_recipes_are_explained(config, message):
     with pytest.raises(InvalidInput, match=message):
-        resources_from(FleetConfig(**config))
+        resources_from(parse(FleetConfig, config))
 
 
 def test_negative_noise_is_explained():
     with pytest.raises(InvalidInput, match="compute_cv: is -1"):
-        noise_from(NoiseConfig(compute_cv=-1.0), 0)
+        noise_from(parse(NoiseConfig, {"compute_cv": -1.0}), 0)
 
 
 def test_a_subset_keeps_resources_memory_and_names():

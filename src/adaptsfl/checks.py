@@ -42,15 +42,19 @@ def vector(field: str, values: Any, *, length: int | None = None, of: str = "", 
     return array
 
 
-def number(field: str, value: Any, *, positive: bool = False) -> float:
-    """Return `value` as a finite float that is > 0 if `positive`, else ≥ 0."""
+def number(
+    field: str, value: Any, *, positive: bool = False, at_least: float = 0, at_most: float | None = None
+) -> float:
+    """Return `value` as a finite float that is > 0 if `positive`, else ≥ `at_least`, and ≤ `at_most` if given."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidInput(field, f"is not a number: {short(value)}", "Give a number")
     result = float(value)
     if not math.isfinite(result):
         raise InvalidInput(field, f"is {result}", "Give a finite number")
-    if result < 0 or (positive and result == 0):
-        raise InvalidInput(field, f"is {result:g}", f"Give a number {'above zero' if positive else '≥ 0'}")
+    if result < at_least or (positive and result == 0) or (at_most is not None and result > at_most):
+        allowed = "above zero" if positive else f"≥ {at_least:g}"
+        most = "" if at_most is None else f" and at most {at_most:g}"
+        raise InvalidInput(field, f"is {result:g}", f"Give a number {allowed}{most}")
     if result != 0 and not SMALLEST <= result <= LARGEST:
         raise InvalidInput(field, f"is {result:g}", f"Give a number between {SMALLEST:g} and {LARGEST:g}, in SI units")
     return result
@@ -65,6 +69,17 @@ def whole_number(field: str, value: Any, *, at_least: int = 1, at_most: int = LA
     if not at_least <= number <= at_most:
         raise InvalidInput(field, f"is {short(number)}", f"Give {allowed}")
     return number
+
+
+def bounds(field: str, value: float | Sequence[float]) -> tuple[float, float]:
+    """Return one positive number, or [low, high], as lower and upper bound."""
+    values = value if isinstance(value, Sequence) else (value, value)
+    if len(values) != 2:
+        raise InvalidInput(field, f"has {len(values)} entries", "Give one number, or [low, high]")
+    low, high = (number(f"{field}[{k}]", bound, positive=True) for k, bound in enumerate(values))
+    if low > high:
+        raise InvalidInput(field, f"is [{low:g}, {high:g}]", "Give the lower bound first")
+    return low, high
 
 
 def rising(field: str, values: FloatArray) -> FloatArray:

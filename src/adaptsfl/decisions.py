@@ -5,6 +5,7 @@ The one type on the way from a policy to the trainer, to the clock, to the recor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -50,8 +51,9 @@ class Decision:
                 raise InvalidInput("decision.placed", problem, f"Give {len(self.cuts)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let decisions travel between processes, which a mapping that nobody can change does not by itself."""
-        return _restored, (self.cuts, self.interval, dict(self.layer_intervals), self.rounds, self.placed)
+        """Make decisions picklable, which a `MappingProxyType` is not."""
+        keywords: dict[str, Any] = {"rounds": self.rounds, "placed": self.placed}
+        return partial(Decision, **keywords), (self.cuts, self.interval, dict(self.layer_intervals))
 
     @property
     def deepest(self) -> int:
@@ -103,13 +105,3 @@ class Decision:
 
 def _cuts(name: str, given: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(cut) for cut in checks.cut_numbers(name, given, checks.LARGEST_WHOLE))
-
-
-def _restored(
-    cuts: tuple[int, ...],
-    interval: int | None,
-    layer_intervals: dict[int, int],
-    rounds: int | None,
-    placed: tuple[int, ...] | None,
-) -> Decision:
-    return Decision(cuts, interval, layer_intervals, rounds=rounds, placed=placed)

@@ -4,12 +4,12 @@ AdaptSFLError
 ├── InvalidInput      a value, field or file that cannot be used
 ├── InfeasiblePlan    the problem is well-formed, but no plan reaches its target
 ├── SolverError       a solver cannot take this problem, or failed on it
-├── TrainingDiverged  the loss is no number any more, or far above where it began
+├── TrainingDiverged  the loss is NaN or infinity, or far above where it began
 ├── NotWritten        a file that could not be written: a full disk, no permission
 ├── RunFailed         a run failed in a process of its own; says what went wrong there
-├── RankFailed        one of the processes that train together is gone, or cannot go on with the others
+├── RankFailed        one of the processes that train together has failed or ended
 ├── BadMessage        another party sent what the protocol does not allow
-├── Refused           another party will not have us
+├── Refused           another party refuses us
 └── Stopped           a person has ended it: Ctrl-C, or SIGTERM
 """
 
@@ -17,6 +17,7 @@ import difflib
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class InvalidInput(AdaptSFLError):
         super().__init__(f"{where}: {problem}. {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _invalid_input, (self.field, self.problem, self.remedy, self.source)  # from one process to another
+        return partial(InvalidInput, source=self.source), (self.field, self.problem, self.remedy)  # for pickle
 
     def inside(self, section: str) -> "InvalidInput":
         """Return the same error as seen from outside `section`: `flops[3]` becomes `devices.flops[3]`."""
@@ -47,10 +48,6 @@ class InvalidInput(AdaptSFLError):
     def from_file(self, source: str) -> "InvalidInput":
         """Return the same error with the file that held the value."""
         return InvalidInput(self.field, self.problem, self.remedy, source=source)
-
-
-def _invalid_input(field: str, problem: str, remedy: str, source: str) -> InvalidInput:
-    return InvalidInput(field, problem, remedy, source=source)
 
 
 class InfeasiblePlan(AdaptSFLError):
@@ -74,11 +71,11 @@ class BadMessage(AdaptSFLError):
 
 
 class Refused(AdaptSFLError):
-    """Another party will not have us, and trying again would not help."""
+    """Another party refuses us, and a retry would not help."""
 
 
 class Stopped(AdaptSFLError):
-    """A person has ended what was going on; the message says how it goes on."""
+    """A person has stopped the command; the message says how to go on."""
 
 
 class RunFailed(AdaptSFLError):
@@ -90,7 +87,7 @@ class RunFailed(AdaptSFLError):
 
 
 class RankFailed(AdaptSFLError):
-    """One of the processes that train one model together is gone, or cannot go on: the whole job ends."""
+    """One of the processes that train one model together has failed or ended: all of them end."""
 
 
 @contextmanager
@@ -125,12 +122,12 @@ def first_line(error: BaseException) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """Return what to tell people: our errors explain themselves, anything else is a bug, with the place of it."""
+    """Return the message for people: that of our own errors; for anything else, that it is a bug, and where."""
     if isinstance(error, AdaptSFLError):
         return str(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(where.filename).name}, line {where.lineno}"
-    return f"internal error in {place}: {type(error).__name__}: {error}. This is a bug; please report it with the file"
+    line = f"{Path(where.filename).name}, line {where.lineno}"
+    return f"internal error in {line}: {type(error).__name__}: {error}. This is a bug; please report it with the file"
 
 
 def kind_of(error: Exception) -> str:

@@ -24,15 +24,15 @@ def find(field: str, target: str, returns: str) -> Callable[..., Any]:
     if not callable(getattr(found, name, None)):
         callables = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
         raise unknown(f"{field} {package}", name, callables, f"Give a function of it that returns {returns}")
-    own_code.fingerprint(package)  # sees the source now, before anybody edits it
+    own_code.fingerprint(package)  # reads the source now, before it is edited
     factory: Callable[..., Any] = getattr(found, name)
     return factory
 
 
 def code_of(field: str, target: str) -> str | None:
-    """Return a name for the code behind `target`: another one where that code, or what it uses of the user's, differs.
+    """Return a fingerprint of the code behind `target`, and of the user's own code that it uses.
 
-    None where it cannot be read. For a name that is none of a factory, an empty text: that is code of ours.
+    None if it cannot be read. An empty text for a name that is not package.module:factory: that is our code.
     """
     if ":" not in target:
         return ""
@@ -43,7 +43,7 @@ def code_of(field: str, target: str) -> str | None:
 
 def call(field: str, name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Return what `factory` makes of `options`; whatever goes wrong in it is an error of `field`."""
-    with suppress(ValueError):  # built-in functions need not tell what they take
+    with suppress(ValueError):  # built-in functions may have no signature
         signature = inspect.signature(factory)
         try:
             signature.bind(**options)

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,33 +21,33 @@ TEMPORARY = ".unfinished-"  # what the names of files begin with while they are 
 LOCK = ".lock"
 
 
-def replace_file(place: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `place`, then rename it: readers see the old file or the new one, never a part.
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a file beside `path`, then rename it: readers see the old file or the new one, never a part.
 
     What was written is on the disk before it gets its name, and the name is before this returns, so that order
     survives a loss of power too.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{place.stem[:100]}-", dir=place.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{path.stem[:100]}-", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         write(temporary)
         _synchronise(temporary)
-        os.replace(temporary, place)
+        os.replace(temporary, path)
         if os.name == "posix":  # elsewhere a folder cannot be opened
-            _synchronise(place.parent)
+            _synchronise(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def writing(place: Path, remedy: str) -> Iterator[None]:
+def writing(path: Path, remedy: str) -> Iterator[None]:
     """Turn a full disk or a missing permission into words."""
     try:
         yield
     except OSError as error:
-        raise NotWritten(f"{place}: cannot be written ({error.strerror or first_line(error)}). {remedy}.") from error
+        raise NotWritten(f"{path}: cannot be written ({error.strerror or first_line(error)}). {remedy}.") from error
 
 
 @contextmanager
@@ -72,23 +72,41 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_tensors(place: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:
-    """Write one safetensors file at exactly this place; a full disk is an OSError, as everywhere else."""
+@contextmanager
+def waits_for(folder: Path) -> Iterator[None]:
+    """Keep a folder for this process, as soon as no other process keeps it this way.
+
+    Worker processes of a call that was killed go on until they notice, and then save what they have: the next call
+    waits for them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks, where one has to take care oneself
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:
+    """Write one safetensors file at exactly this path; a full disk is an OSError, as everywhere else."""
     from safetensors import SafetensorError  # noqa: PLC0415 (only training has it)
     from safetensors.torch import save_file  # noqa: PLC0415 (imports torch)
 
     try:
-        save_file(dict(tensors), place, dict(about) if about else None)
+        save_file(dict(tensors), path, dict(about) if about else None)
     except SafetensorError as error:  # how safetensors reports a full disk
         raise OSError(str(error)) from error
 
 
-def about_tensors(place: Path) -> dict[str, str]:
-    """Return what `write_tensors` was told about a file; nothing, if it cannot be read."""
+def about_tensors(path: Path) -> dict[str, str]:
+    """Return the `about` that `write_tensors` wrote to a file; nothing, if it cannot be read."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     try:
-        with safe_open(place, framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except (OSError, SafetensorError):
         return {}

@@ -37,14 +37,11 @@ def load_problem(path: Path) -> PlanProblem:
 
 def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
     """Return the problem that a recipe poses, with the fleet as measured in that round."""
-    checks.whole_number("training.batch_size", recipe.training.batch_size)
     with inside("fleet"):
         resources = resources_from(recipe.fleet)
     with inside("fleet.noise"):
         noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
         fleet = noise.measure(resources.at(round_), round_)
-    with inside("training"):
-        checks.number("learning_rate", recipe.training.learning_rate, positive=True)
     costs = model_costs(recipe.model, recipe.training.batch_size, recipe.training.optimizer)
     if recipe.convergence is None:
         raise InvalidInput("convergence", "is missing", "Add it, or simulate: training measures what a plan needs")
@@ -86,7 +83,6 @@ def split_model(model: ModelConfig, *, to_train: bool = False) -> "tuple[SplitMo
         raise InvalidInput(
             "model.options.device", f"is {model.options['device']!r}", "Remove it: models are planned without one"
         )
-    shape = [checks.whole_number(f"model.input_shape[{k}]", size) for k, size in enumerate(model.input_shape or ())]
     with _options_named():
         for_real = to_train
         if not to_train:
@@ -98,8 +94,8 @@ def split_model(model: ModelConfig, *, to_train: bool = False) -> "tuple[SplitMo
         if for_real:
             built, device = models.build(model.name, device="cpu", **model.options), "cpu"
     example = built.example_input
-    if shape:
-        example = torch.zeros(1, *shape, dtype=getattr(torch, model.input_dtype), device=device)
+    if model.input_shape:
+        example = torch.zeros(1, *model.input_shape, dtype=getattr(torch, model.input_dtype), device=device)
     if example is None:
         raise InvalidInput(
             "model.input_shape", f"is missing, and {model.name} gives no example input", "Give the shape of one sample"
@@ -130,8 +126,6 @@ def _options_named() -> Iterator[None]:
 
 def problem_from_file(file: ProblemFile) -> PlanProblem:
     """Return the problem that a problem file states."""
-    checks.whole_number("batch_size", file.batch_size)
-    checks.number("learning_rate", file.learning_rate, positive=True)
     with inside("server"):
         server = Server(**file.server.model_dump())
     with inside("devices"):

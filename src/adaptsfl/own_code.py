@@ -29,8 +29,8 @@ class Loaded:
     """A module of the user's own as it was when we first saw it loaded.
 
     That is right after its import where a recipe names it, so that a file which is edited later, in the same process,
-    does not change the fingerprint of the code that runs here. If somebody else imported it long before, nobody can
-    tell what was loaded: then it is the file as it is at first sight.
+    does not change the fingerprint of the code that runs here. If it was imported long before, it is not known what was
+    loaded: then it is the file as it is when this module first reads it.
     """
 
     module: ModuleType
@@ -42,7 +42,7 @@ _loaded: dict[str, Loaded] = {}
 
 
 def fingerprint(module: str) -> str | None:
-    """Return a name for the code of a module that has been imported, and of what it uses: equal names, equal code.
+    """Return the fingerprint of the code of a module that has been imported, and of what it uses.
 
     None where some of it has no source that can be read, because it is compiled or was typed at a prompt.
     """

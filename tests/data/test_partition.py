@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptsfl.config import PartitionConfig
+from adaptsfl.config import PartitionConfig, parse
 from adaptsfl.data import averaging_weights, check_parts, dirichlet, iid, make_partition, shards
 from adaptsfl.data.partition import Parts
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, inside
 
 seeds = st.integers(0, 2**32)
 CIFAR10_LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
@@ -203,8 +203,13 @@ def test_arrays_with_objects_are_not_unpickled(tmp_path) -> None:
     ],
 )
 def test_bad_partitions(config, devices, message) -> None:
+    def parsed_and_made() -> None:
+        with inside("data.partition"):
+            given = parse(PartitionConfig, config)
+        make_partition(given, CIFAR10_LABELS[:1000], devices)
+
     with pytest.raises(InvalidInput, match=message):
-        make_partition(PartitionConfig(**config), CIFAR10_LABELS[:1000], devices)
+        parsed_and_made()
 
 
 def test_samples_with_many_labels_have_no_shards() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from adaptsfl.config import PlannerConfig
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.policies import Decision, make_policy
-from adaptsfl.policies.place import fastest_cuts
+from adaptsfl.policies.cuts import fastest_cuts
 from adaptsfl.training import Schedule
 from policies.observations import seen, wide
 

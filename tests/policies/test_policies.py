@@ -14,8 +14,9 @@ from adaptsfl.config import PlannerConfig
 from adaptsfl.convergence import PowerRounds, RoundsTable
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.policies import POLICIES, BasePolicy, Decision, Trust, make_policy
-from adaptsfl.policies.place import fastest_cuts, trusted_plan
+from adaptsfl.policies.cuts import fastest_cuts
 from adaptsfl.policies.rma_ams import balanced_cuts
+from adaptsfl.policies.trust import trusted_plan
 from adaptsfl.training import Schedule
 from policies.observations import of, seen, wide
 from problems import Small, by_hand, paper_like, small_problems

@@ -12,7 +12,7 @@ from adaptsfl.reproduce.runner import Reproduction
 from adaptsfl.reproduce.study import recipes_folder
 from adaptsfl.runs.folder import RECORD
 from adaptsfl.simulation.experiment import Experiment
-from adaptsfl.simulation.side_by_side import SideWatcher
+from adaptsfl.simulation.jobs import Watcher
 
 BASE = """
 [recipe.model]
@@ -78,11 +78,11 @@ def trained_in(reproduction: Reproduction) -> dict[tuple[str, str], int]:
     """Run it; return how many rounds were trained, by policy and fleet."""
     rounds: dict[tuple[str, str], int] = {}
 
-    def on_round(task, _round, trained):
-        key = (task.job.policy, task.job.fleet)
+    def on_round(job, _round, trained):
+        key = (job.policy, job.fleet)
         rounds[key] = rounds.get(key, 0) + trained
 
-    reproduction.execute(1, SideWatcher(on_round=on_round))
+    reproduction.execute(1, Watcher(on_round=on_round))
     return rounds
 
 

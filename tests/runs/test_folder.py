@@ -172,9 +172,9 @@ def test_a_foreign_format_is_refused(place):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": "0"}, "seed: is '0'. Give a JSON whole number"),
+        ({"seed": "0"}, "seed: is '0'. Give a whole number"),
         ({"server": {"flops": 1.0}}, "costs: do not fit"),
-        ({"targets": [0.5, None]}, r"targets\[1\]: is None. Give a JSON number"),
+        ({"targets": [0.5, None]}, r"targets\[1\]: is None. Give a number"),
         ({"wall_s": "long"}, "wall_s: is 'long'"),
         ({"server": {"flops": -1.0, "to_fed_bps": 1.0, "from_fed_bps": 1.0}}, "flops: is -1"),
     ],

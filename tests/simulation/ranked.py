@@ -9,7 +9,8 @@ from adaptsfl.config import Recipe
 from adaptsfl.errors import AdaptSFLError
 from adaptsfl.policies.fixed import Fixed
 from adaptsfl.policies.policy import Decision, Observation
-from adaptsfl.simulation.experiment import Experiment, Watcher
+from adaptsfl.simulation.experiment import Experiment
+from adaptsfl.simulation.jobs import Watcher
 from adaptsfl.training.ranks import ALONE, Ranks
 from simulation.tiny import recipe
 

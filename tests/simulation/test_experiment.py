@@ -9,10 +9,11 @@ import pytest
 from adaptsfl.config import Recipe, parse
 from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
 from adaptsfl.policies import Decision
-from adaptsfl.policies.splitfed import SplitFedV2
+from adaptsfl.policies.split_learning import SplitFedV2
 from adaptsfl.runs.folder import RECORD, RUN, read_run
 from adaptsfl.simulation.backend import SimulatedBackend
-from adaptsfl.simulation.experiment import MODEL, RECIPE, TRAJECTORIES, Experiment, Job, Watcher
+from adaptsfl.simulation.experiment import MODEL, RECIPE, TRAJECTORIES, Experiment
+from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.world import seeded
 
@@ -47,7 +48,7 @@ def whole(tmp_path_factory) -> bytes:
 
 
 def stop_after(wanted: int):
-    def stop(round_: int, _loss: float) -> None:
+    def stop(_job: Job, round_: int, _trained: int) -> None:
         if round_ == wanted:
             raise KeyboardInterrupt
 
@@ -107,7 +108,7 @@ def test_more_seeds_and_policies_may_be_asked_for_later(tmp_path):
     Experiment(recipe(rounds=1), tmp_path).execute()
     ends = []
     more = Experiment(recipe(rounds=1), tmp_path, policies=["fixed", "psl"], seeds=2)
-    more.execute(Watcher(begins=lambda job, _world: ends.append(job.folder_name)))
+    more.execute(Watcher(begins=lambda job, _rounds: ends.append(job.folder_name)))
     assert ends == ["psl-seed0", "fixed-seed1", "psl-seed1"]
     assert "policies" not in json.loads((tmp_path / RECIPE).read_text())["run"]
 
@@ -139,7 +140,7 @@ def test_a_done_run_whose_files_are_damaged_is_done_again_without_training(tmp_p
     else:
         file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]) if content is ... else content)
     trained = []
-    (run,) = Experiment(recipe(), tmp_path).execute(Watcher(on_round=lambda t, _loss: trained.append(t)))
+    (run,) = Experiment(recipe(), tmp_path).execute(Watcher(on_round=lambda _job, t, _trained: trained.append(t)))
     assert (run.status, record(tmp_path), trained) == ("done", whole, [])
 
 

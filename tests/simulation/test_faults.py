@@ -18,7 +18,7 @@ NAMES = [f"device {k}" for k in range(1, 6)]
 
 
 def made(names=NAMES, **config) -> Faults:
-    return faults_from(FaultsConfig(**config), names)
+    return faults_from(parse(FaultsConfig, config), names)
 
 
 def test_by_default_nothing_happens():
@@ -175,7 +175,7 @@ def test_a_trace_that_cannot_be_read_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"dropout_rate": 1.5}, "dropout_rate: is 1.5. Give a number from 0 to 1"),
+        ({"dropout_rate": 1.5}, "dropout_rate: is 1.5. Give a number ≥ 0 and at most 1"),
         ({"dropout_rate": -0.1}, "dropout_rate: is -0.1"),
         ({"dropout_rate": 0.1, "return_rate": 0.0}, "return_rate: is 0, and with dropouts"),
         ({"dropout_rate": 0.1, "trace": "x.csv"}, "dropout_rate: is given beside trace"),

@@ -19,9 +19,10 @@ from adaptsfl.fleet.trace import write_trace
 from adaptsfl.reproduce.runner import Reproduction
 from adaptsfl.runs.folder import RECORD, RUN, find_runs
 from adaptsfl.simulation import world as worlds
-from adaptsfl.simulation.experiment import MODEL, TRAJECTORIES, Experiment, Watcher
+from adaptsfl.simulation.experiment import MODEL, TRAJECTORIES, Experiment
+from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.retime import retime
-from adaptsfl.simulation.side_by_side import SideWatcher, execute_side_by_side
+from adaptsfl.simulation.side_by_side import execute_side_by_side
 from adaptsfl.simulation.world import make_world
 from adaptsfl.training.ranks import ALONE, Ranks
 from simulation.tiny import recipe
@@ -79,7 +80,7 @@ class Place:
         torch.save([torch.randn(size, 4) + shift for size in (60, 20)], self.folder / "pixels.pt")
 
     def watcher(self) -> Watcher:
-        def on_round(_round: int, _loss: float) -> None:
+        def on_round(_job: Job, _round: int, _trained: int) -> None:
             self.trained += 1
 
         return Watcher(on_round=on_round, remarks=lambda job, remark: self.remarks.append((job.folder_name, remark)))
@@ -234,7 +235,7 @@ def test_code_that_nobody_can_read_is_run_again_and_shared_with_nobody(place: Pl
     interactive(NET.replace("activation(self.second(", "activation(2 * self.second("), "own_typed")
     after = place.run(typed)
     assert after != before
-    said = "the code of the model cannot be read as a file, so nobody can tell whether it is as it was"
+    said = "the code of the model cannot be read as a file, so a change would not be noticed"
     assert place.remarks == [("psl-seed0", f"{said}; running it again")]
     assert place.trained == 4
     assert not (place.folder / "out" / TRAJECTORIES).exists()
@@ -303,7 +304,7 @@ def test_runs_side_by_side_are_checked_too(place: Place, monkeypatch, processes:
     first = place.run(own())
     edit_forward(place)
     remarks: list[str] = []
-    watcher = SideWatcher(remarks=lambda task, remark: remarks.append(f"{task.job.policy}: {remark}"))
+    watcher = Watcher(remarks=lambda job, remark: remarks.append(f"{job.policy}: {remark}"))
     made = Experiment(own(), place.folder / "out", policies=["psl", "sfl"])
     ((again, _),) = execute_side_by_side([made], processes, watcher)
     assert remarks == ["psl: the code of the model has changed since it ran; running it again"]
@@ -327,7 +328,7 @@ def test_figures_are_drawn_from_runs_that_are_still_true(place: Place) -> None:
     """
     (place.folder / "recipes" / "mine.toml").write_text(text)
     remarks: list[str] = []
-    watcher = SideWatcher(remarks=lambda task, remark: remarks.append(remark))
+    watcher = Watcher(remarks=lambda job, remark: remarks.append(remark))
 
     def reproduced() -> float | None:
         made = Reproduction(["mine"], "paper", place.folder / "out", recipes=place.folder / "recipes")

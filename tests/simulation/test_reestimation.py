@@ -16,8 +16,9 @@ from adaptsfl.runs.backend import Order
 from adaptsfl.runs.folder import RUN, find_runs
 from adaptsfl.runs.record import Block, block_line, block_of
 from adaptsfl.simulation.clock import Clock, reestimation_time, round_time
-from adaptsfl.simulation.experiment import MODEL, Experiment, Watcher
+from adaptsfl.simulation.experiment import MODEL, Experiment
 from adaptsfl.simulation.faults import Faults
+from adaptsfl.simulation.jobs import Watcher
 from adaptsfl.simulation.retime import retime
 from adaptsfl.simulation.store import Store
 from problems import by_hand

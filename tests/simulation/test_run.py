@@ -16,7 +16,8 @@ from adaptsfl.policies.registry import POLICIES
 from adaptsfl.runs.folder import RUN, read_run
 from adaptsfl.runs.record import Block, block_line
 from adaptsfl.simulation.clock import round_time
-from adaptsfl.simulation.experiment import MODEL, Experiment, Watcher
+from adaptsfl.simulation.experiment import MODEL, Experiment
+from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.world import World, make_world
 from adaptsfl.training import Engine, Sequential
@@ -310,7 +311,7 @@ class StoppedHere(KeyboardInterrupt):
 def stop_after(blocks: int) -> Watcher:
     seen: list[Block] = []
 
-    def on_block(block: Block) -> None:
+    def on_block(_job: Job, block: Block) -> None:
         seen.append(block)
         if len(seen) == blocks:
             raise StoppedHere
@@ -319,7 +320,7 @@ def stop_after(blocks: int) -> Watcher:
 
 
 def stop_in_round(wanted: int) -> Watcher:
-    def on_round(round_: int, _loss: float) -> None:
+    def on_round(_job: Job, round_: int, _trained: int) -> None:
         if round_ == wanted:
             raise StoppedHere
 

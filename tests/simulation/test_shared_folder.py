@@ -19,8 +19,9 @@ from adaptsfl.files import LOCK
 from adaptsfl.report.summary import summary_data
 from adaptsfl.runs.folder import RECORD, find_runs, read_run
 from adaptsfl.simulation.claim import RECIPE
-from adaptsfl.simulation.experiment import Experiment, Watcher
-from adaptsfl.simulation.side_by_side import SideWatcher, Task, execute_side_by_side
+from adaptsfl.simulation.experiment import Experiment
+from adaptsfl.simulation.jobs import Job, Watcher
+from adaptsfl.simulation.side_by_side import execute_side_by_side
 from simulation.tiny import recipe
 
 FIXED = {"fixed": {"interval": 2, "cut": 2}}
@@ -34,7 +35,7 @@ def made(folder: Path, policies: list[str], seeds: int = 1, **run: Any) -> Exper
 def begun_by(experiment: Experiment) -> list[str]:
     """Execute it; return which of its runs were not done before."""
     begun: list[str] = []
-    runs = experiment.execute(Watcher(begins=lambda job, _world: begun.append(job.folder_name)))
+    runs = experiment.execute(Watcher(begins=lambda job, _rounds: begun.append(job.folder_name)))
     assert [run.status for run in runs] == ["done"] * len(experiment.jobs)
     return begun
 
@@ -140,7 +141,7 @@ def refused_meanwhile(folder: Path, refused: list[str]) -> None:
 
 def test_a_folder_that_another_call_writes_to_is_refused(tmp_path: Path) -> None:
     folder, refused = tmp_path / "out", []
-    watcher = Watcher(on_block=lambda _block: refused_meanwhile(folder, refused))
+    watcher = Watcher(on_block=lambda _job, _block: refused_meanwhile(folder, refused))
     (run,) = made(folder, ["fixed"]).execute(watcher)
     assert (run.status, len(refused)) == ("done", 3)
     assert not (folder / "psl-seed0").exists()
@@ -153,12 +154,12 @@ def test_side_by_side_every_folder_is_held(tmp_path: Path, processes: int) -> No
     shared = tmp_path / "learned"  # which experiments may share at any time
     both = [Experiment(recipe(), folder, policies=["psl"], trajectories=shared) for folder in folders]
 
-    def begins(_task: Task, _rounds: int | None) -> None:
+    def begins(_job: Job, _rounds: int | None) -> None:
         for folder in folders if not refused else ():
             refused_meanwhile(folder, refused)
         Experiment(recipe(), tmp_path / "c", policies=["psl"], trajectories=shared).execute()
 
-    execute_side_by_side(both, processes, SideWatcher(begins=begins))
+    execute_side_by_side(both, processes, Watcher(begins=begins))
     assert len(refused) == 6
 
 
@@ -193,7 +194,7 @@ def test_who_worked_for_a_call_that_was_killed_is_waited_for(tmp_path: Path) -> 
     fcntl.flock(handle, fcntl.LOCK_EX)
     begun = threading.Event()
     other = threading.Thread(
-        target=made(tmp_path, ["fixed"]).execute, args=[Watcher(begins=lambda _job, _world: begun.set())]
+        target=made(tmp_path, ["fixed"]).execute, args=[Watcher(begins=lambda _job, _rounds: begun.set())]
     )
     other.start()
     assert begun.wait(300)

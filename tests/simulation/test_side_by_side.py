@@ -18,8 +18,9 @@ from adaptsfl.config import Recipe
 from adaptsfl.errors import InvalidInput, RunFailed, kind_of
 from adaptsfl.report.summary import summary_data
 from adaptsfl.runs.folder import RECORD, Run, read_run
-from adaptsfl.simulation.experiment import MODEL, RECIPE, Experiment, Job, Watcher
-from adaptsfl.simulation.side_by_side import SideWatcher, Task, execute_side_by_side
+from adaptsfl.simulation.experiment import MODEL, RECIPE, Experiment
+from adaptsfl.simulation.jobs import Job, Watcher
+from adaptsfl.simulation.side_by_side import execute_side_by_side
 from adaptsfl.training.checkpoint import has_checkpoint
 from simulation.beside import wait_for
 from simulation.tiny import recipe
@@ -38,19 +39,19 @@ HELD, DEADLY = "simulation.beside:Held", "simulation.beside:Deadly"
 class Heard:
     """What a watcher was told."""
 
-    begun: list[tuple[Task, int | None]] = field(default_factory=list)
-    trained: dict[Task, int] = field(default_factory=dict)
-    ended: list[Task] = field(default_factory=list)
-    failed: dict[Task, Exception] = field(default_factory=dict)
+    begun: list[tuple[Job, int | None]] = field(default_factory=list)
+    trained: dict[Job, int] = field(default_factory=dict)
+    ended: list[Job] = field(default_factory=list)
+    failed: dict[Job, Exception] = field(default_factory=dict)
 
-    def watcher(self) -> SideWatcher:
-        def on_round(task: Task, _round: int, count: int) -> None:
-            self.trained[task] = self.trained.get(task, 0) + count
+    def watcher(self) -> Watcher:
+        def on_round(job: Job, _round: int, count: int) -> None:
+            self.trained[job] = self.trained.get(job, 0) + count
 
-        return SideWatcher(
-            begins=lambda task, rounds: self.begun.append((task, rounds)),
+        return Watcher(
+            begins=lambda job, rounds: self.begun.append((job, rounds)),
             on_round=on_round,
-            ends=lambda task, _run: self.ended.append(task),
+            ends=lambda job, _run: self.ended.append(job),
             fails=self.failed.__setitem__,
         )
 
@@ -103,7 +104,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     with one_thread():
         if request.param == "execute":
             fails = {}
-            runs = experiment.execute(Watcher(fails=lambda job, error: fails.update({Task(0, job): error})))
+            runs = experiment.execute(Watcher(fails=lambda job, error: fails.update({job: error})))
             heard.failed = fails
         else:
             (runs,) = execute_side_by_side([experiment], 1, heard.watcher())
@@ -121,21 +122,21 @@ def test_records_are_those_of_one_process(beside: Done, alone: Done) -> None:
 
 
 def test_failures_are_those_of_one_process(beside: Done, alone: Done) -> None:
-    assert set(beside.heard.failed) == {Task(0, Job("fixed@bad", 0, fleet)) for fleet in "ab"}
-    for task, error in alone.heard.failed.items():
-        assert isinstance(beside.heard.failed[task], RunFailed)
-        assert str(beside.heard.failed[task]) == str(error)
-        assert kind_of(beside.heard.failed[task]) == kind_of(error) == "InvalidInput"
+    assert set(beside.heard.failed) == {Job("fixed@bad", 0, fleet) for fleet in "ab"}
+    for job, error in alone.heard.failed.items():
+        assert isinstance(beside.heard.failed[job], RunFailed)
+        assert str(beside.heard.failed[job]) == str(error)
+        assert kind_of(beside.heard.failed[job]) == kind_of(error) == "InvalidInput"
 
 
 def test_the_caller_is_told_of_every_run(beside: Done) -> None:
     """A policy that does not look at the fleet is trained for the first one only."""
-    tasks = [Task(0, job) for job in beside.experiment.jobs]
-    assert sorted(beside.heard.begun, key=repr) == sorted([(task, 8) for task in tasks], key=repr)
+    tasks = list(beside.experiment.jobs)
+    assert sorted(beside.heard.begun, key=repr) == sorted([(job, 8) for job in tasks], key=repr)
     assert set(beside.heard.ended) | set(beside.heard.failed) == set(tasks)
     assert len(beside.heard.ended) == 4
-    assert beside.heard.trained[Task(0, Job("rma+rms", 0, "a"))] == 8
-    assert Task(0, Job("rma+rms", 0, "b")) not in beside.heard.trained
+    assert beside.heard.trained[Job("rma+rms", 0, "a")] == 8
+    assert Job("rma+rms", 0, "b") not in beside.heard.trained
 
 
 def test_what_other_processes_learned_is_not_learned_again(beside: Done, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_what_other_processes_learned_is_not_learned_again(beside: Done, tmp_pat
     policies = ["adaptsfl", "rma+rms"]
     learned, trained = beside.experiment.trajectories, []
     other = Experiment(mixed(), tmp_path, policies=policies, trajectories=learned, keep_models=False)
-    runs = other.execute(Watcher(on_round=lambda t, _loss: trained.append(t)))
+    runs = other.execute(Watcher(on_round=lambda _job, t, _trained: trained.append(t)))
     assert trained == []
     assert [run.status for run in runs] == ["done"] * 4
     expected = records(beside.experiment)
@@ -158,7 +159,7 @@ def test_what_is_done_needs_no_process(beside: Done, monkeypatch: pytest.MonkeyP
     again = Experiment(mixed(), beside.experiment.folder, policies=["adaptsfl", "rma+rms"])
     ((*runs,),) = execute_side_by_side([again], 2, heard.watcher())
     assert [run.folder.name for run in runs] == [job.folder_name for job in again.jobs]
-    assert heard.ended == [Task(0, job) for job in again.jobs]
+    assert heard.ended == list(again.jobs)
 
 
 # ── several experiments ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +179,7 @@ def test_experiments_may_share_what_they_learn(tmp_path: Path) -> None:
         for base in ("heterogeneous", "paper")
     ]
     first, second = execute_side_by_side(made, 1, heard.watcher())
-    assert heard.trained == {Task(0, Job("rma+rms", 0)): 8}
+    assert heard.trained == {Job("rma+rms", 0): 8}
     assert [run.rounds for run in (*first, *second)] == [8, 8]
     assert first[0].time_s != second[0].time_s
 
@@ -227,7 +228,7 @@ def test_a_process_that_is_killed_loses_its_run_alone(tmp_path: Path) -> None:
     content = recipe(run={"options": options, "fleets": {"a": {}, "b": {}}})
     made, heard = Experiment(content, tmp_path / "out", policies=[DEADLY, "fixed"]), Heard()
     (runs,) = execute_side_by_side([made], 2, heard.watcher())
-    assert list(heard.failed) == [Task(0, Job(DEADLY, 0, "a"))]
+    assert list(heard.failed) == [Job(DEADLY, 0, "a")]
     (error,) = heard.failed.values()
     assert kind_of(error) == "ProcessEnded"
     assert str(error).startswith("its process was ended by SIGKILL. If memory is short, run fewer at once")
@@ -303,14 +304,14 @@ def test_stopped_all_runs_go_on_to_the_same_end(tmp_path: Path, unheld: dict[str
             (folder / RECORD).exists() and (folder / RECORD).read_bytes().count(b"\n") == 2 for folder in folders
         )
 
-    def stop_when_both_wait(task: Task, _rounds: int | None) -> None:
-        begun.add(task)
+    def stop_when_both_wait(job: Job, _rounds: int | None) -> None:
+        begun.add(job)
         if len(begun) == 2:
             wait_for(both_wait)
             interrupt_all() if stop == "everybody" else signal.raise_signal(signal.Signals[stop])
 
     with pytest.raises(KeyboardInterrupt):
-        execute_side_by_side([made], 2, SideWatcher(begins=stop_when_both_wait))
+        execute_side_by_side([made], 2, Watcher(begins=stop_when_both_wait))
     assert multiprocessing.active_children() == []
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert [read_run(folder).status for folder in folders] == ["stopped"] * 2
@@ -320,7 +321,7 @@ def test_stopped_all_runs_go_on_to_the_same_end(tmp_path: Path, unheld: dict[str
     (runs,) = execute_side_by_side([held(tmp_path)], 2 if stop == "everybody" else 1, heard.watcher())
     assert [run.status for run in runs] == ["done"] * 2
     assert records(made) == unheld
-    assert heard.trained == {Task(0, job): 4 for job in made.jobs}
+    assert heard.trained == dict.fromkeys(made.jobs, 4)
 
 
 def test_an_error_that_nobody_takes_stops_all(tmp_path: Path) -> None:

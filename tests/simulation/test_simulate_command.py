@@ -17,7 +17,7 @@ import adaptsfl
 import warm
 from adaptsfl.cli import app
 from adaptsfl.errors import TrainingDiverged
-from adaptsfl.policies.psl import ParallelSplit
+from adaptsfl.policies.fixed import ParallelSplit
 from adaptsfl.report import progress
 from adaptsfl.runs.folder import RECORD, RUN, find_runs
 from adaptsfl.training import Engine
@@ -64,7 +64,7 @@ def records(folder: Path) -> dict[str, bytes]:
 
 
 def test_runs_end_with_a_table_figures_and_a_page(recipe, monkeypatch):
-    monkeypatch.setattr(progress, "QUIET_S", math.inf)  # else a slow machine says how far it is
+    monkeypatch.setattr(progress, "LINE_EVERY_S", math.inf)  # else a slow machine says how far it is
     answer = call("simulate", recipe, "--seeds", "2")
     assert answer.exit_code == 0, answer.output
     folder = Path("runs/small-run")
@@ -118,8 +118,8 @@ def test_keys_can_be_set_on_the_command_line(recipe):
         (["--set", "run.rounds"], "--set: is 'run.rounds'. Give section.key=value, for example"),
         (["--set", "run.rounds.most=5"], "--set: is 'run.rounds.most=5', but 'rounds' holds no keys"),
         (["--set", "=5"], "--set: is '=5'"),
-        (["--set", "run.targets=[1.2]"], "run.targets: holds 1.2. Give accuracies above 0 and at most 1"),
-        (["--set", "run.target_accuracy=90"], "run.target_accuracy: is 90. Give an accuracy above 0 and at most 1"),
+        (["--set", "run.targets=[1.2]"], "run.targets[0]: is 1.2. Give a number above zero and at most 1"),
+        (["--set", "run.target_accuracy=90"], "run.target_accuracy: is 90. Give a number above zero and at most 1"),
         (["--set", "training.device=gpu"], "training.device: is 'gpu', which torch cannot use"),
         (["--set", "training.learning_rate=1e40"], "training.learning_rate: is 1e+40. Give at most 1e+30"),
         (["--set", "training.batch_size=0"], "training.batch_size: is 0"),

@@ -30,6 +30,17 @@ def explaining(file: Path | None = None) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+@contextmanager
+def stopped_by_ctrl_c(folder: Path) -> Iterator[None]:
+    """End with 130 when a person stops what writes to a folder, and say that the same command goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if speaks():
+            say(f"stopped. What was done is in {folder}; the same command goes on from there.")
+        raise typer.Exit(130) from None
+
+
 def speaks() -> bool:
     """Whether this process says what all of a machine would say: the first of those that torchrun started there."""
     return os.environ.get("LOCAL_RANK", "0") == "0"

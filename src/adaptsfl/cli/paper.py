@@ -39,7 +39,7 @@ def reproduce(
     """Run, draw and judge the paper's figures; stopped, the same command goes on where it was."""
     with explaining():
         need_torch()
-        from adaptsfl.report.side_progress import SideProgress  # noqa: PLC0415 (imports torch)
+        from adaptsfl.report.progress import Progress  # noqa: PLC0415 (imports torch)
         from adaptsfl.reproduce.results import write_results  # noqa: PLC0415
         from adaptsfl.reproduce.runner import Reproduction  # noqa: PLC0415
 
@@ -48,15 +48,15 @@ def reproduce(
             figures or (), scale, folder, recipes=recipes or recipes_folder(), overrides=override or (), seeds=seeds
         )
         experiments = list(asked.experiments.values())
-        progress = SideProgress(Console(stderr=True, emoji=False), experiments, list(asked.experiments), quiet=quiet)
+        progress = Progress(Console(stderr=True, emoji=False), experiments, list(asked.experiments), quiet=quiet)
         try:
             with progress.watching() as watcher:
                 evidence = asked.execute(jobs, watcher)
         except KeyboardInterrupt:
             say(f"stopped. What was done is in {folder}; the same command goes on from there.")
             raise typer.Exit(130) from None
-        for task, error in progress.failures:
-            where = experiments[task.experiment].folder / task.job.folder_name
+        for job, error in progress.failures:
+            where = experiments[job.experiment].folder / job.folder_name
             complain(f"{where}: {message_of(error)}")
         written = write_results(evidence, folder, results or folder, recipes or recipes_folder(), _command())
         console = plain_console()

@@ -8,10 +8,11 @@ import typer
 from rich.console import Console
 
 from adaptsfl import planner
+from adaptsfl.cli.failures import explaining
 from adaptsfl.cli.options import key_value
 from adaptsfl.cli.printing import complain, plain_console, print_json
-from adaptsfl.config import ModelConfig
-from adaptsfl.errors import InfeasiblePlan, InvalidInput, message_of
+from adaptsfl.config import ModelConfig, parse
+from adaptsfl.errors import InfeasiblePlan, InvalidInput, inside, message_of
 from adaptsfl.loading import load_problem, model_costs
 from adaptsfl.report import cut_report, plan_report
 
@@ -100,23 +101,22 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as in a problem file's cuts.")] = False,
 ) -> None:
     """Measure what every cut of a model costs: work, traffic and memory."""
-    try:
-        settings = ModelConfig(
-            name=model,
-            options=dict(key_value(text) for text in option or ()),
-            granularity=granularity,
-            wire_dtype=wire_dtype,
-            input_shape=None if input_shape is None else _shape(input_shape),
-            input_dtype=input_dtype,
-        )
+    with explaining():
+        content = {
+            "name": model,
+            "options": dict(key_value(text) for text in option or ()),
+            "granularity": granularity,
+            "wire_dtype": wire_dtype,
+            "input_shape": None if input_shape is None else _shape(input_shape),
+            "input_dtype": input_dtype,
+        }
+        with inside("model"):
+            settings = parse(ModelConfig, content)
         if plot is not None:
             cut_report.check_suffix(plot)
         costs = model_costs(settings, batch_size, optimizer)
         if plot is not None:
             cut_report.plot_cuts(costs, plot, title=model)
-    except Exception as error:
-        complain(message_of(error))
-        raise typer.Exit(1) from None
     if as_json:
         print_json(cut_report.cut_data(costs))
     else:

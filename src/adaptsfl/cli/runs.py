@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from adaptsfl.cli.failures import explaining, need_torch, speaks
+from adaptsfl.cli.failures import explaining, need_torch, stopped_by_ctrl_c
 from adaptsfl.cli.options import Overrides, folder_name
-from adaptsfl.cli.printing import complain, say
+from adaptsfl.cli.printing import complain
 from adaptsfl.cli.results import show_runs
 from adaptsfl.config import load_fleet, load_recipe
 from adaptsfl.errors import InvalidInput, message_of
@@ -37,8 +37,7 @@ def simulate(
     with explaining(recipe):
         need_torch()
         from adaptsfl.report.progress import Progress  # noqa: PLC0415 (imports torch)
-        from adaptsfl.report.side_progress import SideProgress  # noqa: PLC0415
-        from adaptsfl.simulation.experiment import Experiment, Job  # noqa: PLC0415
+        from adaptsfl.simulation.experiment import Experiment  # noqa: PLC0415
         from adaptsfl.simulation.side_by_side import execute_side_by_side  # noqa: PLC0415
         from adaptsfl.training.ranks import joined, launched  # noqa: PLC0415
 
@@ -47,34 +46,20 @@ def simulate(
         names = [name.strip() for name in policies.split(",")] if policies is not None else []
         if jobs > 1 and launched():
             raise InvalidInput("--jobs", f"is {jobs}, but ranks train every run together", "Leave out one of both")
-        console = Console(stderr=True, emoji=False)
-        failures: list[tuple[Job, Exception]]
-        try:
-            if jobs == 1:
-                with joined(content.training.device) as ranks:
-                    experiment = Experiment(content, folder, policies=names, seeds=seeds, ranks=ranks)
-                    progress = Progress(console, experiment.jobs, quiet=quiet or not ranks.first)
-                    with progress.watching() as watcher:
-                        runs = experiment.execute(watcher)
-                failures = progress.failures
-                if not ranks.first:
-                    return
-            else:
-                experiment = Experiment(content, folder, policies=names, seeds=seeds)
-                beside = SideProgress(console, [experiment], quiet=quiet)
-                with beside.watching() as side_watcher:
-                    (runs,) = execute_side_by_side([experiment], jobs, side_watcher)
-                failures = [(task.job, error) for task, error in beside.failures]
-        except KeyboardInterrupt:
-            if speaks():
-                say(f"stopped. What was done is in {folder}; the same command goes on from there.")
-            raise typer.Exit(130) from None
-        for job, error in failures:
+        with stopped_by_ctrl_c(folder), joined(content.training.device) as ranks:
+            experiment = Experiment(content, folder, policies=names, seeds=seeds, ranks=ranks)
+            progress = Progress(Console(stderr=True, emoji=False), [experiment], quiet=quiet or not ranks.first)
+            with progress.watching() as watcher:
+                if jobs == 1:
+                    runs = experiment.execute(watcher)
+                else:
+                    (runs,) = execute_side_by_side([experiment], jobs, watcher)
+        for job, error in progress.failures:
             complain(f"{folder / job.folder_name}: {message_of(error)}")
         runs = [run for run in runs if run.blocks]
         if runs:
             show_runs(runs, folder / "report.html")
-    if failures:
+    if progress.failures:
         raise typer.Exit(1)
 
 

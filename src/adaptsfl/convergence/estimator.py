@@ -39,7 +39,7 @@ class RoundsEstimate:
     """What is believed about κ: a weight for each of `KAPPAS`.
 
     Attributes:
-        depths: c/κ of every L_c; (L_c/L)^a if nobody knows better.
+        depths: c/κ of every L_c; (L_c/L)^a by default.
         power: q.
         averagings: that the belief rests on; 0 for the prior alone.
     """
@@ -115,7 +115,7 @@ class RoundsEstimator:
         self._forget(len(self._losses) - MOST_ROUNDS)
 
     def skip(self, rounds: int) -> None:
-        """Take in a block whose losses nobody knows: what was before it cannot be compared with what comes after."""
+        """Take in a block without losses: the rounds before it cannot be compared with those after it."""
         self._forget(len(self._losses))
         self._forgotten += rounds
         self._averaged = False
@@ -128,7 +128,7 @@ class RoundsEstimator:
 
     @property
     def long_blocks(self) -> int:
-        """How many long blocks were averaged within the window, also if nobody has seen yet where that led."""
+        """How many long blocks were averaged within the window, including the last one, whose jump is not seen yet."""
         return int(np.sum(np.array(self._block)[self._window()] >= self.settings.long_block))
 
     def _window(self) -> slice:

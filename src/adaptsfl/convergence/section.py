@@ -60,11 +60,11 @@ def _check_one_form(config: ConvergenceConfig) -> None:
 
 def _bound(config: ConvergenceConfig, learning_rate: float, devices: int, layers: int) -> ConvergenceModel:
     """Return the bound, from a drift and its budget or from the paper's constants."""
-    initial_gap = checks.number("initial_gap", config.initial_gap, positive=True)
-    if config.drift is not None and config.budget is not None:
+    if config.drift is not None:
+        assert config.initial_gap is not None  # as _check_one_form has seen
+        assert config.budget is not None
         per_layer = checks.vector("drift.per_layer", config.drift.per_layer, length=layers, of="one per layer")
-        checks.number("drift.power", config.drift.power, positive=True)
-        return ConvergenceModel(learning_rate, initial_gap, per_layer, config.drift.power, config.budget)
+        return ConvergenceModel(learning_rate, config.initial_gap, per_layer, config.drift.power, config.budget)
     checks.vector("gradient_moment", config.gradient_moment, length=layers, of="one per layer")
     checks.vector("gradient_variance", config.gradient_variance, length=layers, of="one per layer")
     constants = Constants(**config.model_dump(include=set(FORMS[-1])))

@@ -40,17 +40,17 @@ def cached(
     `origin` is the file or folder that they came from; there is one cache file for each origin. `reading` is whatever
     else the result depends on: which column holds the labels, which classes there are.
     """
-    identity, place = _identity(sources, reading), _place(folder, origin)
-    found = _read(place, identity)
+    identity, kept = _identity(sources, reading), _cache_file(folder, origin)
+    found = _read(kept, identity)
     if found is not None:
         return found
     samples, classes = decode()
     try:
-        _write(place, identity, samples, classes)
+        _write(kept, identity, samples, classes)
     except OSError as error:
         reason = error.strerror or str(error)
         advice = "set data.cache or ADAPTSFL_CACHE to a folder that can be written"
-        warnings.warn(f"{place.parent}: cannot keep decoded images ({reason}); {advice}", stacklevel=2)
+        warnings.warn(f"{kept.parent}: cannot keep decoded images ({reason}); {advice}", stacklevel=2)
     return samples, classes
 
 
@@ -59,17 +59,17 @@ def cached_part(folder: Path, origin: Path, sources: Sequence[Path], choose: Cho
 
     Only those samples take memory: all are read once for the checksum, one block at a time.
     """
-    identity, place = _identity(sources, reading), _place(folder, origin)
+    identity, kept = _identity(sources, reading), _cache_file(folder, origin)
     try:
-        with safe_open(place, framework="pt"):  # which checks that its parts are as long as it says
+        with safe_open(kept, framework="pt"):  # which checks that its parts are as long as it says
             pass
-        with place.open("rb") as file:
+        with kept.open("rb") as file:
             return _read_part(file, identity, choose)
     except (OSError, SafetensorError):
         return None
 
 
-def _place(folder: Path, origin: Path) -> Path:
+def _cache_file(folder: Path, origin: Path) -> Path:
     return folder / f"{origin.parent.name[:40]}-{origin.stem[:40]}-{_hash(str(origin.resolve()))}.safetensors"
 
 
@@ -79,10 +79,10 @@ def _identity(sources: Sequence[Path], reading: str) -> str:
     return _hash([reading, files])
 
 
-def _read(place: Path, identity: str) -> Decoded | None:
+def _read(kept: Path, identity: str) -> Decoded | None:
     """Return what the cache holds, or None if it is missing, out of date or damaged: then it is written anew."""
     try:
-        with safe_open(place, framework="pt") as file:
+        with safe_open(kept, framework="pt") as file:
             about = file.metadata() or {}
             if (about.get("format"), about.get("identity")) != (FORMAT, identity):
                 return None
@@ -126,10 +126,10 @@ def _crc_ahead(file: BufferedReader, size: int) -> int:
     return value
 
 
-def _write(place: Path, identity: str, samples: Samples, classes: tuple[str, ...]) -> None:
+def _write(kept: Path, identity: str, samples: Samples, classes: tuple[str, ...]) -> None:
     tensors = {"inputs": samples.inputs, "labels": samples.labels}
     about = {"format": FORMAT, "identity": identity, "classes": json.dumps(classes), "checksum": _checksum(**tensors)}
-    replace_file(place, lambda path: write_tensors(path, tensors, about))
+    replace_file(kept, lambda path: write_tensors(path, tensors, about))
 
 
 def _checksum(inputs: Tensor, labels: Tensor) -> str:

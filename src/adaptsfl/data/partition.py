@@ -29,8 +29,7 @@ def make_partition(config: PartitionConfig, labels: IntArray, devices: int, *, b
     """
     check_keys(config)
     checks.whole_number("devices", devices)
-    seed = checks.whole_number(f"{FIELD}.seed", config.seed, at_least=0)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(config.seed)
     match config.kind:
         case "iid":
             return iid(len(labels), devices, rng)
@@ -46,7 +45,7 @@ def make_partition(config: PartitionConfig, labels: IntArray, devices: int, *, b
 
 
 def check_keys(config: PartitionConfig) -> None:
-    """Raise for a key that another kind of partition reads: it would be ignored without a word."""
+    """Raise for a key that another kind of partition reads: it would be ignored silently."""
     for kind, keys in KEYS.items():
         for key in keys:
             if kind != config.kind and getattr(config, key) is not None:
@@ -92,8 +91,8 @@ def shards(
 def dirichlet(labels: IntArray, devices: int, rng: np.random.Generator, *, alpha: float, min_samples: int = 1) -> Parts:
     """Share every class out in proportions drawn from Dirichlet(α, …, α): the smaller α, the fewer classes on a device.
 
-    A device left with fewer than `min_samples` gets samples of whoever holds the most. (Drawing everything again until
-    no device is short, as is often done, practically never ends with many devices and a small α.)
+    A device left with fewer than `min_samples` gets samples of the one that holds the most. (Drawing everything again
+    until no device is short, as is often done, practically never ends with many devices and a small α.)
     """
     _one_label_each("dirichlet", labels)
     checks.number(f"{FIELD}.alpha", alpha, positive=True)

@@ -34,8 +34,8 @@ class PreparedData:
         weights: of the devices in every average.
         batches: those of the devices `mine`, in that order.
         mine: the devices whose training samples are in memory here.
-        labels: of all training samples, whoever holds them.
-        content: a name for all samples, whoever holds them, and for the files of a partition (`content_of`).
+        labels: of the training samples of all devices.
+        content: a fingerprint of the samples of all devices and of the files of a partition (`content_of`).
     """
 
     dataset: Dataset
@@ -84,7 +84,7 @@ def prepare(
 
 
 def content_of(config: DataConfig) -> str:
-    """Return a name for what `prepare` would read, without sharing it out: equal names, equal samples and files."""
+    """Return a fingerprint of what `prepare` would read, without partitioning it."""
     return _with_files(config, load_dataset(config).fingerprint())
 
 

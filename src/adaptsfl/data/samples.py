@@ -18,7 +18,7 @@ INPUT_DTYPES = (torch.uint8, torch.float32, torch.int64)
 
 
 def fingerprint(*tensors: Tensor) -> str:
-    """Return a name for what tensors hold: equal names, equal types, shapes and values. One pass over their memory."""
+    """Return a fingerprint of tensors: of their types, shapes and values, in one pass over their memory."""
     whole = sha256()
     for tensor in tensors:
         flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)  # NumPy does not know every type
@@ -48,7 +48,7 @@ class Samples:
             raise InvalidInput("data", "has no samples", "Give at least one")
         if self.inputs.is_floating_point() and not bool(self.inputs.isfinite().all()):
             row = int(self.inputs.isfinite().flatten(1).all(1).logical_not().nonzero()[0])
-            raise InvalidInput("data", f"has NaN or infinity in sample {row}", "Mend or remove the sample")
+            raise InvalidInput("data", f"has NaN or infinity in sample {row}", "Correct or remove the sample")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -117,7 +117,7 @@ class Dataset:
         self.check_classes(len(self.classes), "its own class names")
 
     def fingerprint(self) -> str:
-        """Return a name for all that training and testing see of it."""
+        """Return a fingerprint of all that training and testing see of it."""
         return fingerprint(self.train.inputs, self.train.labels, self.test.inputs, self.test.labels)
 
     def check_classes(self, count: int, of: str = "the model's outputs") -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adaptsfl import checks
 from adaptsfl.checks import printable, short
-from adaptsfl.config import DataConfig, Recipe, RunConfig
+from adaptsfl.config import DataConfig, Recipe, RunConfig, parse
 from adaptsfl.deploy.certs import is_device_name
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
 from adaptsfl.loading import classes_of, split_model
@@ -75,7 +75,7 @@ class Terms:
             others = set(told) - {"recipe", "seed", "devices", "test_samples"} | set(told["recipe"]) - set(SHARED)
             if others:
                 raise InvalidInput("settings", f"hold {short(min(others))}", "Only what devices need may be told")
-            recipe = Recipe.model_validate_json(json.dumps(told["recipe"]))
+            recipe = parse(Recipe, told["recipe"])
             devices = checks.whole_number("devices", told["devices"], at_most=MOST_DEVICES)
             seed = checks.whole_number("seed", told["seed"], at_least=0, at_most=2**63 - 1)
             tests = told["test_samples"]
@@ -137,18 +137,12 @@ def check_rules(recipe: Recipe) -> None:
     """Refuse what cannot be deployed."""
     check_training(recipe.training)
     rules, training = recipe.deploy, recipe.training
-    checks.whole_number("deploy.cut_floor", rules.cut_floor, at_least=1)
     for k, name in enumerate(rules.devices or ()):
         if not is_device_name(name) or name in (rules.devices or ())[:k]:
             problem = f"is {short(name)}"
             raise InvalidInput(f"deploy.devices[{k}]", problem, "Give letters, digits, - and _, and every name once")
     if rules.devices == []:
         raise InvalidInput("deploy.devices", "is empty", "Name at least one device, or leave it out")
-    checks.number("deploy.round_deadline_s", rules.round_deadline_s, positive=True)
-    checks.number("deploy.start_deadline_s", rules.start_deadline_s)
-    checks.number("deploy.plan_deadline_s", rules.plan_deadline_s)
-    if not 0 < rules.quorum <= 1:
-        raise InvalidInput("deploy.quorum", f"is {rules.quorum:g}", "Give a share of the fleet above 0, at most 1")
     if training.optimizer != "sgd" and training.at_averaging == "keep":
         problem = "is 'keep', but layers travel with one optimiser state for all"
         raise InvalidInput("training.at_averaging", problem, "Give 'average' or 'reset'")

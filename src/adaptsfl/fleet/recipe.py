@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from adaptsfl import checks
-from adaptsfl.config import FleetConfig, NoiseConfig, Range
+from adaptsfl.config import FleetConfig, NoiseConfig
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet.fleet import RATES
 from adaptsfl.fleet.resources import (
@@ -19,7 +19,6 @@ from adaptsfl.fleet.resources import (
 )
 from adaptsfl.fleet.trace import read_trace
 
-MOST_DEVICES = 10_000_000
 BESIDE_A_TRACE = {"trace", "trace_repeats", "noise", "seed"}
 
 _CONFIG_KEYS = {
@@ -34,14 +33,12 @@ _CONFIG_KEYS = {
 
 def resources_from(config: FleetConfig) -> Resources:
     """Return the resources that a recipe's [fleet] describes."""
-    checks.whole_number("seed", config.seed, at_least=0)
     if config.trace is not None:
         for key in sorted(config.model_fields_set - BESIDE_A_TRACE):
             raise InvalidInput(key, "is given beside trace, which fixes the whole fleet", "Remove one of them")
         return read_trace(Path(config.trace), repeats=config.trace_repeats)
     if config.base not in FLEETS:
         raise InvalidInput("base", f"is {config.base!r}", f"Choose one of: {', '.join(FLEETS)}")
-    checks.whole_number("devices", config.devices, at_most=MOST_DEVICES)
     ranges = _ranges_from(config, FLEETS[config.base])
     rate_of = {key: rate for rate, (key, _) in _CONFIG_KEYS.items() if rate in RATES}
     for index, key in enumerate(config.redraw or ()):
@@ -61,29 +58,15 @@ def _ranges_from(config: FleetConfig, base: FleetRanges) -> FleetRanges:
     for rate, (key, unit) in _CONFIG_KEYS.items():
         value = getattr(config, key)
         if value is not None:
-            low, high = _bounds(key, value)
+            low, high = checks.bounds(key, value)
             given[rate] = (low * unit, high * unit)
     server = {
-        "flops": (config.server_tflops, "server_tflops", TERA),
-        "to_fed_bps": (config.server_to_fed_mbps, "server_to_fed_mbps", MEGA),
-        "from_fed_bps": (config.server_from_fed_mbps, "server_from_fed_mbps", MEGA),
+        "flops": (config.server_tflops, TERA),
+        "to_fed_bps": (config.server_to_fed_mbps, MEGA),
+        "from_fed_bps": (config.server_from_fed_mbps, MEGA),
     }
-    changed = {
-        name: checks.number(key, value, positive=True) * unit
-        for name, (value, key, unit) in server.items()
-        if value is not None
-    }
+    changed = {name: value * unit for name, (value, unit) in server.items() if value is not None}
     logarithmic = base.logarithmic if config.distribution is None else config.distribution == "log-uniform"
     return dataclasses.replace(
         base, **given, server=dataclasses.replace(base.server, **changed), logarithmic=logarithmic
     )
-
-
-def _bounds(key: str, value: Range) -> tuple[float, float]:
-    values = value if isinstance(value, list) else [value, value]
-    if len(values) != 2:
-        raise InvalidInput(key, f"has {len(values)} entries", "Give one number, or [low, high]")
-    low, high = (checks.number(f"{key}[{k}]", bound, positive=True) for k, bound in enumerate(values))
-    if low > high:
-        raise InvalidInput(key, f"is [{low:g}, {high:g}]", "Give the lower bound first")
-    return low, high

@@ -5,8 +5,7 @@ of the device called "server" gives the edge server: its flops, and its links to
 """
 
 import csv
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adaptsfl import checks
-from adaptsfl.errors import InvalidInput
+from adaptsfl.errors import InvalidInput, naming
 from adaptsfl.fleet.fleet import RATES, Fleet, Server, memory_limits
 
 TRACE_COLUMNS = ("round", "device", *RATES)
@@ -43,21 +42,19 @@ def read_trace(path: Path, *, repeats: bool = False) -> TraceResources:
     state: dict[str, dict[str, float]] = {}
     rounds: list[int] = []
     fleets: list[Fleet] = []
-    for line, round_, name, values in _trace_rows(path):
-        if not rounds or round_ != rounds[-1]:
-            if rounds:
-                fleets.append(_moment(state, path))
-            elif round_ != 0:
-                raise InvalidInput("round", f"starts at {round_}", "Start with round 0", source=f"{path}, line {line}")
+    for where, row in csv_rows(path, TRACE_COLUMNS):
+        with naming(where):
+            round_, name, values = _parsed(row)
+            if not rounds and round_ != 0:
+                raise InvalidInput("round", f"starts at {round_}", "Start with round 0")
             if rounds and round_ < rounds[-1]:
-                raise InvalidInput(
-                    "round", f"is {round_} after {rounds[-1]}", "Sort rows by round", source=f"{path}, line {line}"
-                )
+                raise InvalidInput("round", f"is {round_} after {rounds[-1]}", "Sort rows by round")
+            if round_ > 0 and name not in state:
+                raise InvalidInput("device", f"{name!r} is not in round 0", "Give every device in round 0")
+        if rounds and round_ > rounds[-1]:
+            fleets.append(_moment(state, path))
+        if not rounds or round_ > rounds[-1]:
             rounds.append(round_)
-        if round_ > 0 and name not in state:
-            raise InvalidInput(
-                "device", f"{name!r} is not in round 0", "Give every device in round 0", source=f"{path}, line {line}"
-            )
         state.setdefault(name, {}).update(values)
     if not rounds:
         raise InvalidInput("", "has no rows", "Give at least round 0", source=str(path))
@@ -77,33 +74,35 @@ def write_trace(path: Path, fleets: Iterable[Fleet]) -> None:
                 writer.writerow([round_, device.name, *(getattr(device, name) for name in (*RATES, MEMORY))])
 
 
-def _trace_rows(path: Path) -> Iterator[tuple[int, int, str, dict[str, float]]]:
-    """Yield line number, round, device and the rates given, of every row."""
+def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield every row of a CSV file that has at least these columns, after its place in the file."""
     try:
-        file = path.open(newline="", encoding="utf-8-sig")
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            missing = [column for column in columns if column not in (reader.fieldnames or ())]
+            if missing:
+                raise InvalidInput(missing[0], "is missing from the header", "Add the column", source=str(path))
+            for row in reader:
+                yield f"{path}, line {reader.line_num}", row
     except OSError as error:
         raise InvalidInput("", f"cannot be read: {error.strerror}", "Check the path", source=str(path)) from None
-    with file, _readable(path):
-        reader = csv.DictReader(file)
-        missing = [column for column in TRACE_COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise InvalidInput(missing[0], "is missing from the header", "Add the column", source=str(path))
-        for row in reader:
-            where = f"{path}, line {reader.line_num}"
-            if not row["device"]:
-                raise InvalidInput("device", "is empty", "Name the device", source=where)
-            wanted = _SERVER_COLUMNS if row["device"] == SERVER_ROW else (*RATES, MEMORY)
-            try:
-                round_ = int(row["round"])
-                values = {name: float(row[name]) for name in wanted if row.get(name) not in ("", None)}
-            except (TypeError, ValueError) as error:
-                raise InvalidInput("", f"is not a number: {error}", "Give plain numbers", source=where) from None
-            for name, value in values.items():
-                try:
-                    checks.number(name, value, positive=True)
-                except InvalidInput as error:
-                    raise error.from_file(where) from None
-            yield reader.line_num, round_, row["device"], values
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput("", f"is not a CSV text in UTF-8: {error}", "Save it as such", source=str(path)) from None
+
+
+def _parsed(row: Mapping[str, str]) -> tuple[int, str, dict[str, float]]:
+    """Return the round of a row, its device, and the rates that it gives."""
+    if not row["device"]:
+        raise InvalidInput("device", "is empty", "Name the device")
+    wanted = _SERVER_COLUMNS if row["device"] == SERVER_ROW else (*RATES, MEMORY)
+    try:
+        round_ = int(row["round"])
+        values = {name: float(row[name]) for name in wanted if row.get(name) not in ("", None)}
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("", f"is not a number: {error}", "Give plain numbers") from None
+    for name, value in values.items():
+        checks.number(name, value, positive=True)
+    return round_, row["device"], values
 
 
 def _moment(state: dict[str, dict[str, float]], path: Path) -> Fleet:
@@ -121,11 +120,3 @@ def _moment(state: dict[str, dict[str, float]], path: Path) -> Fleet:
     rates: dict[str, Any] = {rate: np.array([state[name][rate] for name in names]) for rate in RATES}
     memory = None if all(limit is None for limit in limits) else memory_limits(limits)
     return Fleet(**rates, server=server, memory_bytes=memory, names=tuple(names))
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput("", f"is not a CSV text in UTF-8: {error}", "Save it as such", source=str(path)) from None

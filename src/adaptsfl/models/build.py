@@ -15,7 +15,7 @@ from adaptsfl.models.zoo import ZOO
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model, and one sample of input to trace and profile it with: None where nobody said what it takes."""
+    """A model, and one sample of input to trace and profile it with: None if the factory gives none."""
 
     module: nn.Module
     example_input: Tensor | None

@@ -329,7 +329,7 @@ class InputDevice:
 
 
 class _NoStandIn(Exception):
-    """A value that cannot be told from the crossing tensor alone."""
+    """A value that cannot be computed from the crossing tensor alone."""
 
 
 def _stand_in(two: Any, three: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Leave a model as it was found, whatever its forward did to it meanwhile."""
+"""Restore a model after it ran, whatever its forward has changed."""
 
 import copy
 from collections import OrderedDict, defaultdict, deque
@@ -14,7 +14,7 @@ CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Put back every attribute of every part of `module`, and the values of its buffers.
+    """Restore every attribute of every part of `module`, and the values of its buffers.
 
     Lists, dictionaries and sets that are attributes get their old entries back; this includes a module's own tables
     of parameters, buffers and children. Values of parameters are not saved: forward does not change them.

@@ -18,7 +18,7 @@ Modes = Mapping[bool, frozenset[str]]
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedLayer:
     """One layer: how it runs in either mode, on any root that holds what `targets` name.
 
     `operations` are the names of the functions that it calls itself, not through modules, when training.
@@ -39,25 +39,25 @@ class Piece(nn.Module):
     `modes` are the parts of the model whose own mode is another than that of the whole, per mode of the whole.
     """
 
-    def __init__(self, module: nn.Module, steps: Sequence[Step], modes: Modes) -> None:
+    def __init__(self, module: nn.Module, layers: Sequence[TracedLayer], modes: Modes) -> None:
         super().__init__()
-        self._layer_steps = tuple(steps)
+        self._traced_layers = tuple(layers)
         self._modes = modes
-        names = dict.fromkeys(name for step in steps for name in step.targets)
-        constants = {name: value for step in steps for name, value in step.constants.items()}
+        names = dict.fromkeys(name for layer in layers for name in layer.targets)
+        constants = {name: value for layer in layers for name, value in layer.constants.items()}
         attach(self, module, names, constants)
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layers in order."""
-        for step in self._layer_steps:
-            x = (step.training if self.training else step.evaluating)(self, x)
+        for layer in self._traced_layers:
+            x = (layer.training if self.training else layer.evaluating)(self, x)
         return x
 
     @property
     def operations(self) -> frozenset[str]:
         """The names of the functions that the layers call themselves, where tracing left no module to do so."""
-        return frozenset(name for step in self._layer_steps for name in step.operations)
+        return frozenset(name for layer in self._traced_layers for name in layer.operations)
 
     def train(self, mode: bool = True) -> Self:
         """Choose the mode; parts that the model's own train() keeps in the other one, such as frozen norms, stay so."""
@@ -68,7 +68,7 @@ class Piece(nn.Module):
 
     def extra_repr(self) -> str:
         """Name the layers, for people."""
-        return ", ".join(step.name for step in self._layer_steps)
+        return ", ".join(layer.name for layer in self._traced_layers)
 
 
 def tracked_norms(piece: nn.Module) -> dict[str, tuple[str, str]]:
@@ -113,7 +113,7 @@ class Segment:
         return _build(graph, self.flow.stand_in(node), x)  # asks about a tensor that stayed before the cut
 
 
-def make_step(name: str, training: Segment, evaluating: Segment, constants: Mapping[str, Any]) -> Step:
+def compile_layer(name: str, training: Segment, evaluating: Segment, constants: Mapping[str, Any]) -> TracedLayer:
     """Compile one layer from its segment of either trace."""
     train_graph = training.graph()
     eval_graph = train_graph if evaluating is training else evaluating.graph()
@@ -123,7 +123,7 @@ def make_step(name: str, training: Segment, evaluating: Segment, constants: Mapp
     kept = {key: constants[key] for key in names if key in constants}
     calls = [node.target for node in train_graph.nodes if node.op == "call_function"]
     called = frozenset(str(getattr(target, "__name__", target)) for target in calls)
-    return Step(name, run_train, run_eval, tuple(names), kept, called)
+    return TracedLayer(name, run_train, run_eval, tuple(names), kept, called)
 
 
 def _build(graph: fx.Graph, value: Any, x: fx.Node) -> Any:

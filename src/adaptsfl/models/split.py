@@ -13,7 +13,7 @@ from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.cuts import Flow, check_input, find_cuts, with_batch
 from adaptsfl.models.keep import untouched
-from adaptsfl.models.pieces import Piece, Segment, Step, make_step
+from adaptsfl.models.pieces import Piece, Segment, TracedLayer, compile_layer
 from adaptsfl.models.record import label
 from adaptsfl.models.trace import (
     EXPLICIT,
@@ -41,12 +41,12 @@ class SplitModel:
         names: one name per layer.
     """
 
-    def __init__(self, module: nn.Module, steps: Sequence[Step]) -> None:
+    def __init__(self, module: nn.Module, layers: Sequence[TracedLayer]) -> None:
         self.module = module
-        self.names = tuple(step.name for step in steps)
+        self.names = tuple(layer.name for layer in layers)
         self._modes = {True: _exceptions(module, True), False: _exceptions(module, False)}
-        self._steps = tuple(steps)
-        self.pieces = tuple(self._piece([step]) for step in steps)
+        self._layers = tuple(layers)
+        self.pieces = tuple(self._piece([layer]) for layer in layers)
 
     @property
     def layers(self) -> int:
@@ -55,11 +55,11 @@ class SplitModel:
 
     def client(self, cut: int) -> Piece:
         """Return layers 1..cut as one module."""
-        return self._piece(self._steps[: self._check(cut)])
+        return self._piece(self._layers[: self._check(cut)])
 
     def server(self, cut: int) -> Piece:
         """Return layers cut+1..L as one module; at cut L it returns its input."""
-        return self._piece(self._steps[self._check(cut) :])
+        return self._piece(self._layers[self._check(cut) :])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run all layers: what the original model returns."""
@@ -94,8 +94,8 @@ class SplitModel:
                 merged[key] = value
         return merged
 
-    def _piece(self, steps: Sequence[Step]) -> Piece:
-        return Piece(self.module, steps, self._modes)
+    def _piece(self, layers: Sequence[TracedLayer]) -> Piece:
+        return Piece(self.module, layers, self._modes)
 
     def _check(self, cut: int) -> int:
         return int(checks.cut_numbers("cut", [cut], self.layers)[0])
@@ -148,7 +148,7 @@ def split(
 def _make(
     module: nn.Module, traces: Traces, example: Tensor, granularity: Granularity, field: str | None
 ) -> SplitModel:
-    model = SplitModel(module, _steps(module, traces, example, granularity))
+    model = SplitModel(module, _traced_layers(module, traces, example, granularity))
     if field is not None:
         verify(model.module, model.client(model.layers), model.names, example, field)
     return model
@@ -201,7 +201,7 @@ def _located(module: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def _steps(module: nn.Module, traces: Traces, example: Tensor, granularity: Granularity) -> list[Step]:
+def _traced_layers(module: nn.Module, traces: Traces, example: Tensor, granularity: Granularity) -> list[TracedLayer]:
     training = Flow(traces.training, module, example)
     evaluating = training if traces.same else Flow(traces.evaluating, module, example)
     starts = [_starts(flow, traces, granularity, module) for flow in (training, evaluating)]
@@ -215,14 +215,14 @@ def _steps(module: nn.Module, traces: Traces, example: Tensor, granularity: Gran
         raise _no_cut(training, starts[0], module)
     constants = {**traces.training.constants, **traces.evaluating.constants}
     edges = [(0, 0), *cuts, (len(training.ordered), len(evaluating.ordered))]
-    steps = []
+    layers = []
     for (train_start, eval_start), (train_stop, eval_stop) in pairwise(edges):
         segment = Segment(training, train_start, train_stop)
         other = segment if traces.same else Segment(evaluating, eval_start, eval_stop)
         first = next(start for start in starts[0] if start >= train_start)
         name = _name(module, training, first, training.used(train_start, train_stop))
-        steps.append(make_step(name, segment, other, constants))
-    return steps
+        layers.append(compile_layer(name, segment, other, constants))
+    return layers
 
 
 def _starts(flow: Flow, traces: Traces, granularity: Granularity, module: nn.Module) -> list[int]:

@@ -1,4 +1,4 @@
-"""Run a split model against the original before anybody trusts it."""
+"""Compare a split model with the original model before it is used."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

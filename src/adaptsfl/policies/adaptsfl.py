@@ -6,8 +6,8 @@ from adaptsfl import planner
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.planner import Plan
-from adaptsfl.policies.place import trusted_plan, worth_probing
 from adaptsfl.policies.policy import BasePolicy, Observation, decision
+from adaptsfl.policies.trust import trusted_plan, worth_probing
 
 
 class AdaptSFL(BasePolicy):

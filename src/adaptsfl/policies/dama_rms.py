@@ -9,9 +9,9 @@ import numpy as np
 from adaptsfl import checks
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
-from adaptsfl.policies.draw import LONGEST_DRAWN, random_cuts
-from adaptsfl.policies.interval_rule import within_limits
+from adaptsfl.policies.interval_rules import within_limits
 from adaptsfl.policies.policy import BasePolicy, Observation
+from adaptsfl.policies.random_plans import LONGEST_DRAWN, random_cuts
 
 DEEP = 3  # times as long is the interval of the deep half
 

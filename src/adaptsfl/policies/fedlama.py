@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.decisions import Decision
-from adaptsfl.policies.interval_rule import IntervalRule, within_limits
+from adaptsfl.policies.interval_rules import IntervalRule, within_limits
 from adaptsfl.policies.policy import Observation
 
 LARGEST = 1e6  # of a relative distance, which is infinite for weights that average to zero

@@ -35,7 +35,7 @@ class Trust:
         kept_gain: a plan is kept unless another is faster by this part.
         probe: the least interval that would show how much copies drift; 1 where enough is known.
         optimistic, pessimistic: `Observation.convergence` if longer intervals cost as little, or as much, as is still
-            plausible; nobody is pessimistic before anything is seen.
+            plausible; `pessimistic` is None before anything is measured.
         probe_gain: what a probing block must promise under `optimistic`.
     """
 

@@ -7,24 +7,15 @@ from typing import Any, get_args
 from adaptsfl import factories
 from adaptsfl.checks import short
 from adaptsfl.errors import InvalidInput, unknown
-from adaptsfl.policies.adacomm import AdaComm
 from adaptsfl.policies.adaptsfl import AdaptSFL
-from adaptsfl.policies.centralized import Centralized
 from adaptsfl.policies.dama_rms import DepthAware
-from adaptsfl.policies.fedavg import FederatedAveraging
 from adaptsfl.policies.fedlama import LayerwiseAdaptive
-from adaptsfl.policies.fixed import Fixed
-from adaptsfl.policies.ma_rms import RandomCuts
+from adaptsfl.policies.fixed import Centralized, FederatedAveraging, Fixed, ParallelSplit, SplitFederated
+from adaptsfl.policies.interval_rules import AdaComm, PostLocal, QuadraticSynchronisation
 from adaptsfl.policies.policy import Policy, Trainer
-from adaptsfl.policies.post_local import PostLocal
-from adaptsfl.policies.psl import ParallelSplit
-from adaptsfl.policies.qsr import QuadraticSynchronisation
+from adaptsfl.policies.random_plans import RandomCuts, RandomInterval, RandomIntervalAndCuts
 from adaptsfl.policies.rma_ams import ResourceAware
-from adaptsfl.policies.rma_ms import RandomInterval
-from adaptsfl.policies.rma_rms import RandomIntervalAndCuts
-from adaptsfl.policies.sfl import SplitFederated
-from adaptsfl.policies.splitfed import SplitFedV1, SplitFedV2
-from adaptsfl.policies.vanilla_sl import VanillaSplit
+from adaptsfl.policies.split_learning import SplitFedV1, SplitFedV2, VanillaSplit
 
 POLICIES: dict[str, type[Policy]] = {
     "adaptsfl": AdaptSFL,

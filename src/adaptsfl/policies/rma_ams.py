@@ -7,25 +7,22 @@ stated inputs and goal.
 
 import numpy as np
 
-from adaptsfl import checks, latency
+from adaptsfl import latency
 from adaptsfl.checks import IntArray
 from adaptsfl.decisions import Decision
-from adaptsfl.policies.draw import LONGEST_DRAWN, random_interval
-from adaptsfl.policies.place import check_every_device_has_a_cut
-from adaptsfl.policies.policy import BasePolicy, Observation, decision
+from adaptsfl.policies.cuts import check_every_device_has_a_cut
+from adaptsfl.policies.policy import Observation, decision
+from adaptsfl.policies.random_plans import DrawnInterval
 
 
-class ResourceAware(BasePolicy):
+class ResourceAware(DrawnInterval):
     """The interval is drawn anew after every averaging, and the cuts follow the resources."""
 
     title = "RMA+AMS"
 
-    def __init__(self, longest: int = LONGEST_DRAWN) -> None:
-        self.longest = checks.whole_number("longest", longest)
-
     def decide(self, seen: Observation) -> Decision:
         """Draw an interval and balance the devices."""
-        return decision(balanced_cuts(seen), random_interval(seen, self.longest))
+        return decision(balanced_cuts(seen), self.drawn_interval(seen))
 
 
 def balanced_cuts(seen: Observation) -> IntArray:

@@ -14,7 +14,8 @@ from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Scale, load_studies, study_names
 from adaptsfl.simulation.claim import TRAJECTORIES
 from adaptsfl.simulation.experiment import Experiment
-from adaptsfl.simulation.side_by_side import SideWatcher, execute_side_by_side
+from adaptsfl.simulation.jobs import Watcher
+from adaptsfl.simulation.side_by_side import execute_side_by_side
 
 
 class Reproduction:
@@ -51,7 +52,7 @@ class Reproduction:
                     panel.recipe, place, seeds=panel.seeds, trajectories=learned, keep_models=False
                 )
 
-    def execute(self, processes: int = 1, watcher: SideWatcher | None = None) -> Evidence:
+    def execute(self, processes: int = 1, watcher: Watcher | None = None) -> Evidence:
         """Do every run that is not done yet; return all that there are, by panel."""
         runs = execute_side_by_side(list(self.experiments.values()), processes, watcher)
         by_panel = {key: tuple(found) for key, found in zip(self.experiments, runs, strict=True)}

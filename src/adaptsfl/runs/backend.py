@@ -38,7 +38,7 @@ class Order:
     Attributes:
         rounds: how many.
         first_round: the number of the first of them, from 1 on.
-        present: who takes part, round by round, where that is known before; None for everybody in the scene.
+        present: the devices that take part, round by round, where that is known before; None for all of the scene.
         measure: whether to measure the paper's constants at the start of the last round, when copies differ most.
         final: whether the run ends with the last round, so that the model is evaluated after it in any case.
     """

@@ -168,7 +168,7 @@ class PaperBound:
         if adapt.target is None:
             remedy = "Give ε in [adapt], or the constants in [convergence], or use mode = 'calibrated'"
             raise InvalidInput("adapt.target", "is missing for mode 'paper'", remedy)
-        self.target = checks.number("adapt.target", adapt.target, positive=True)
+        self.target = adapt.target
         self._before = RoundsEstimator(layers, adapt.calibration).estimate().model
 
     def model(self, devices: int) -> RoundsModel:

@@ -1,4 +1,4 @@
-"""Asking a policy: its answer checked, its errors explained, and nobody kept waiting for longer than allowed."""
+"""Ask a policy for decisions: check its answers, explain its errors, and limit how long a run waits for it."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from adaptsfl.policies import Observation, Policy
 
 
 def decided(policy: Policy, seen: Observation) -> Decision:
-    """Return what a policy decides; whatever goes wrong in one of the user's own is said in their terms."""
+    """Return what a policy decides; an error in a policy of the user's own names the line of their code."""
     try:
         decision = policy.decide(seen)
     except AdaptSFLError:
@@ -24,8 +24,8 @@ def decided(policy: Policy, seen: Observation) -> Decision:
         if type(policy).__module__.startswith("adaptsfl."):
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}, line {frame.lineno}"
-        problem = f"{policy.title} raised {type(error).__name__} in {place}: {first_line(error)}"
+        line = f"{Path(frame.filename).name}, line {frame.lineno}"
+        problem = f"{policy.title} raised {type(error).__name__} in {line}: {first_line(error)}"
         raise InvalidInput("policy", problem, "Correct its decide method") from error
     if not isinstance(decision, Decision):
         raise InvalidInput("policy", f"{policy.title} decided {short(decision)}", "Return a Decision from decide")
@@ -55,7 +55,7 @@ class Decider:
         """Return a decision; None if it takes longer than the limit, unless `wait` says that it is needed.
 
         An answer that came too late counts in the next call, if that is about the same devices. Until it has come, the
-        policy is not asked again, and nobody waits for it any more.
+        policy is not asked again, and the run does not wait for it.
         """
         if self._pending is None:
             self._ask(seen)
@@ -77,17 +77,17 @@ class Decider:
         return self._pending is not None
 
     def ask_again(self, seen: Observation) -> None:
-        """Ask what was asked before a restart; the answer waits as if it had just come."""
+        """Ask what was asked before a restart; the answer is kept until `decide` takes it."""
         self.asked += 1
         self._pending, self._pending_for = Future(), _devices(seen)
         self._pending.set_result(decided(self.policy, seen))
 
     def drop_answer(self) -> None:
-        """Forget the answer that waits: it was taken before a restart."""
+        """Drop the answer that is kept: it was taken before the restart."""
         self._pending = None
 
     def interrupt(self) -> None:
-        """Let whoever waits for an answer go, from another thread."""
+        """End the wait for an answer, from another thread."""
         if self._pending is not None:
             with suppress(futures.InvalidStateError):  # it has just come
                 self._pending.set_exception(futures.CancelledError())
@@ -98,11 +98,11 @@ class Decider:
         if self.limit_s is None:
             self._pending.set_result(decided(self.policy, seen))
             return
-        # A daemon: whoever ends this process does not wait for a plan that nobody needs any more.
+        # A daemon thread: the process can end without waiting for a plan that is not needed any more.
         threading.Thread(target=self._answer, args=(self._pending, seen), name="policy", daemon=True).start()
 
     def _answer(self, pending: "Future[Decision]", seen: Observation) -> None:
-        with suppress(futures.InvalidStateError):  # nobody waits for it any more
+        with suppress(futures.InvalidStateError):  # the wait was interrupted
             try:
                 pending.set_result(decided(self.policy, seen))
             except Exception as error:

@@ -11,16 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Annotated, Any, NamedTuple, TextIO
 
 import numpy as np
+import pydantic
+from pydantic import InstanceOf, Strict
 
 from adaptsfl.checks import FloatArray, IntArray, short
+from adaptsfl.config.parsing import explained
 from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput, naming
 from adaptsfl.files import replace_file
 from adaptsfl.fleet import Server
-from adaptsfl.runs.record import Block, block_line, block_of, plain
+from adaptsfl.runs.record import Block, Whole, block_line, block_of, plain
 
 FORMAT = 1  # another number where run.json or record.jsonl change their meaning
 RUN, RECORD = "run.json", "record.jsonl"
@@ -61,18 +64,18 @@ class Run:
     name: str
     policy: str
     title: str
-    seed: int
+    seed: Whole
     recipe: dict[str, Any]
     versions: dict[str, str]
     devices: tuple[str, ...]
     layers: tuple[str, ...]
-    batch_size: int
-    costs: CutCosts
-    server: Server
-    targets: tuple[float, ...]
+    batch_size: Whole
+    costs: InstanceOf[CutCosts]
+    server: InstanceOf[Server]
+    targets: tuple[Annotated[float, Strict()], ...]
     status: str
     ended_by: str
-    wall_s: float
+    wall_s: Annotated[float, Strict()]
     blocks: tuple[Block, ...]
     trainer: str = "engine"
     rounds_done: int | None = None
@@ -136,6 +139,9 @@ class Run:
         return int(reached[0]) if reached.size else None
 
 
+_READER = pydantic.TypeAdapter(Run)
+
+
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     """Read the runs in `paths`: folders of single runs, and of experiments that hold some; each run once."""
     folders: dict[Path, Path] = {}
@@ -182,66 +188,19 @@ def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
         raise InvalidInput(
             "format", f"is {short(found)}, this version reads {FORMAT}", "Use the version of AdaptSFL that wrote it"
         )
-    values = {name: _field(info, name, kind) for name, kind in _KINDS.items()}
-    layers = tuple(str(name) for name in values["layers"])
-    costs, server = values.pop("costs"), values.pop("server")
+    given = {"ended_by": "", "wall_s": 0.0, **{key: value for key, value in info.items() if value is not None}}
+    given |= {"folder": folder, "blocks": blocks, "rounds_done": info.get("rounds")}
     try:
-        costs = CutCosts(**{**costs, "names": layers})
-        server = Server(**server)
+        given["costs"] = CutCosts(**{**given.get("costs", {}), "names": tuple(given.get("layers", ()))})
+        given["server"] = Server(**given.get("server", {}))
     except TypeError as error:
         raise InvalidInput("costs", f"do not fit: {error}", "Give the fields of CutCosts and of Server") from None
-    values |= {"devices": tuple(str(name) for name in values["devices"]), "layers": layers}
-    values["targets"] = tuple(_number(f"targets[{k}]", target) for k, target in enumerate(values["targets"]))
-    _check_cuts(folder, blocks, len(values["devices"]), costs.layers)
-    return Run(
-        folder=folder,
-        costs=costs,
-        server=server,
-        blocks=blocks,
-        ended_by=str(info.get("ended_by") or ""),
-        wall_s=_number("wall_s", info.get("wall_s") or 0.0),
-        trainer=str(info.get("trainer") or "engine"),
-        rounds_done=info.get("rounds"),
-        fleet=str(info.get("fleet") or ""),
-        epoch_rounds=info.get("epoch_rounds"),
-        real=info.get("real") is True,
-        identity=identity if isinstance(identity := info.get("identity"), dict) else None,
-        **values,
-    )
-
-
-_KINDS: dict[str, type] = {
-    "name": str,
-    "policy": str,
-    "title": str,
-    "seed": int,
-    "recipe": dict,
-    "versions": dict,
-    "devices": list,
-    "layers": list,
-    "batch_size": int,
-    "costs": dict,
-    "server": dict,
-    "targets": list,
-    "status": str,
-}
-
-
-def _field(info: dict[str, Any], name: str, kind: type) -> Any:
-    if name not in info:
-        raise InvalidInput(name, "is missing", "Give what a run writes there")
-    if not isinstance(info[name], kind):
-        raise InvalidInput(name, f"is {short(info[name])}", f"Give a JSON {_JSON_NAMES[kind]}")
-    return info[name]
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(name, f"is {short(value)}", "Give a JSON number")
-    return float(value)
-
-
-_JSON_NAMES = {str: "text", int: "whole number", dict: "object", list: "list"}
+    try:
+        run: Run = _READER.validate_python(given)
+    except pydantic.ValidationError as error:
+        raise explained(error) from None
+    _check_cuts(folder, blocks, len(run.devices), run.costs.layers)
+    return run
 
 
 def _check_cuts(folder: Path, blocks: tuple[Block, ...], devices: int, layers: int) -> None:

@@ -82,7 +82,7 @@ class BlockLoop:
             self.ended_by = "target"
 
     def interrupt(self) -> None:
-        """Let the loop go where it waits for a policy, from another thread: the run is being stopped."""
+        """End the wait for a policy, from another thread, because the run is being stopped."""
         self._decider.interrupt()
 
     def _block(self) -> Block:
@@ -111,7 +111,7 @@ class BlockLoop:
         if last is not None and last.left > 0 and last.members == scene.members:
             return last
         decision = self._decider.decide(self._observation(scene), wait=last is None)
-        if decision is None:  # it takes too long: nobody waits for it, and the last one is kept
+        if decision is None:  # the policy takes too long: the last decision is kept
             assert last is not None
             decision = _fitted(last, scene.members)
         decision.check(len(scene.members), self.backend.layers)
@@ -119,7 +119,7 @@ class BlockLoop:
         return Standing(decision, scene.members, decision.length)
 
     def _observation(self, scene: Scene) -> Observation:
-        everybody = len(scene.members) == self.backend.devices
+        all_present = len(scene.members) == self.backend.devices
         return Observation(
             round=self.rounds,
             block=self._decider.asked,
@@ -131,7 +131,7 @@ class BlockLoop:
             rng=np.random.default_rng([self.backend.seed, POLICY_STREAM, self._decider.asked]),
             divergence=np.array(self._divergence),
             limits=self.backend.limits,
-            present=() if everybody else scene.members,
+            present=() if all_present else scene.members,
             losses=np.array(self._losses),
             learning_rate=self._learning_rate * self._rates.decay(self.rounds + 1),
             trust=self.beliefs.trust(),
@@ -192,7 +192,7 @@ class BlockLoop:
 
 
 def _fitted(last: Standing, members: tuple[int, ...]) -> Decision:
-    """Return the last decision for whoever is there now: who was not there before has the shallowest of its cuts."""
+    """Return the last decision for the devices present now; a device that was absent before gets its shallowest cut."""
     cuts = dict(zip(last.members, last.decision.cuts, strict=True))
     least = min(last.decision.cuts)
     return Decision(tuple(cuts.get(device, least) for device in members), last.decision.interval)

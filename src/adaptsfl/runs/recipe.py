@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 import adaptsfl
-from adaptsfl import checks
 from adaptsfl.config import DataConfig, Recipe, RunConfig, TrainingConfig
 from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput, first_line
@@ -53,7 +52,6 @@ def rate_schedule(given: TrainingConfig) -> RateSchedule:
 
 def check_training(given: TrainingConfig) -> None:
     """Refuse what training could not begin with, by the names that a recipe has for it."""
-    checks.whole_number("training.batch_size", given.batch_size)
     try:
         optimizer_settings(given)
     except InvalidInput as error:
@@ -67,21 +65,7 @@ def check_training(given: TrainingConfig) -> None:
 
 
 def check_run(run: RunConfig) -> None:
-    """Refuse a run that would never end, and numbers that make no sense."""
-    for name in ("rounds", "samples", "test_samples"):
-        if getattr(run, name) is not None:
-            checks.whole_number(f"run.{name}", getattr(run, name))
-    checks.whole_number("run.evaluate_every", run.evaluate_every)
-    checks.whole_number("run.checkpoint_every", run.checkpoint_every)
-    checks.whole_number("run.seed", run.seed, at_least=0)
-    if run.seconds is not None:
-        checks.number("run.seconds", run.seconds, positive=True)
-    for goal in run.targets:
-        if not 0 < goal <= 1:
-            raise InvalidInput("run.targets", f"holds {goal:g}", "Give accuracies above 0 and at most 1")
-    if run.target_accuracy is not None and not 0 < run.target_accuracy <= 1:
-        problem = f"is {run.target_accuracy:g}"
-        raise InvalidInput("run.target_accuracy", problem, "Give an accuracy above 0 and at most 1")
+    """Refuse a run that would never end."""
     if run.rounds is None and run.samples is None and run.seconds is None and not run.converged:
         raise InvalidInput("run", "has no end", "Give rounds, samples or seconds, or converged = true")
 
@@ -89,7 +73,7 @@ def check_run(run: RunConfig) -> None:
 def about_run(
     recipe: Recipe, seed: int, name: str, policy: Policy, devices: Sequence[str], costs: CutCosts, server: Server
 ) -> dict[str, Any]:
-    """Return what run.json says from the start on, whoever trains.
+    """Return what run.json says from the start on, in a simulation and in a deployment.
 
     Args:
         name: of the policy, as the recipe has it: `fixed@2` is a variant of `fixed`.

@@ -3,17 +3,23 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
+from pydantic import BeforeValidator, Strict
 
 from adaptsfl.checks import short
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
 
-Evaluation = tuple[int, float, float, float]  # round, seconds, test accuracy, test loss
+# As JSON has them: whole numbers without a point, and null where a number is not finite.
+Whole = Annotated[int, Strict()]
+Real = Annotated[float, Strict(), BeforeValidator(lambda value: math.nan if value is None else value)]
+
+Evaluation = tuple[Whole, Real, Real, Real]  # round, seconds, test accuracy, test loss
 
 
 @dataclass(frozen=True)
@@ -39,32 +45,32 @@ class Block:
         predicted_s: how long the planner thought the block would take.
         measuring: extra exchanges, in rounds, that measuring took in the last round.
         reestimated: whether batch-norm's statistics were re-estimated for every evaluation; its time is in `seconds`.
-        present: who took part, round by round; None if everybody did.
+        present: the devices that took part, round by round; None if all did.
         losses: training loss of every round, the mean over devices; empty in records that are older than the field.
         restart: in a deployment, what a restarted edge server needs to ask its policy again; else empty.
     """
 
-    block: int
-    first_round: int
-    rounds: int
-    time_s: float
-    interval: int | None
-    cuts: tuple[int, ...]
-    deepest: int
-    layer_intervals: dict[str, int]
-    seconds: dict[str, float]
+    block: Whole
+    first_round: Whole
+    rounds: Whole
+    time_s: Real
+    interval: Whole | None
+    cuts: tuple[Whole, ...]
+    deepest: Whole
+    layer_intervals: dict[str, Whole]
+    seconds: dict[str, Real]
     bottleneck: tuple[str, str]
-    bits: float
-    loss: float
+    bits: Real
+    loss: Real
     evaluations: tuple[Evaluation, ...]
     estimates: dict[str, object]
-    resources: dict[str, tuple[float, ...]]
-    predicted_s: float
-    measuring: int = 0
-    present: tuple[tuple[int, ...], ...] | None = None
-    losses: tuple[float, ...] = ()
+    resources: dict[str, tuple[Real, ...]]
+    predicted_s: Real
+    measuring: Whole = 0
+    present: tuple[tuple[Whole, ...], ...] | None = None
+    losses: tuple[Real, ...] = ()
     restart: dict[str, Any] = field(default_factory=dict)
-    reestimated: bool = False
+    reestimated: Annotated[bool, Strict()] = False
 
     @property
     def last_round(self) -> int:
@@ -75,6 +81,9 @@ class Block:
     def length_s(self) -> float:
         """Virtual seconds of the block."""
         return sum(self.seconds[phase] for phase in PHASES)
+
+
+_READER = pydantic.TypeAdapter(Block)
 
 
 def plain(value: Any) -> Any:
@@ -101,20 +110,17 @@ def block_of(data: Any) -> Block:
     """Return the block that a line of a record holds; null, where a number belongs, is no number (nan)."""
     if not isinstance(data, dict):
         raise InvalidInput("", f"is not a block: {short(data)}", "Give one JSON object per line")
-    values = {}
-    for name, read in _READERS.items():
-        if name not in data:
-            if name in _OPTIONAL:
-                continue
-            raise InvalidInput(name, "is missing", "Give every field of a block")
-        try:
-            values[name] = read(data[name])
-        except (TypeError, ValueError, AttributeError):
-            raise InvalidInput(name, f"is {short(data[name])}", "Give what a run writes there") from None
-    absent = [phase for phase in PHASES if phase not in values["seconds"]]
+    try:
+        block: Block = _READER.validate_python(data)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        if first["type"] == "missing" and len(first["loc"]) == 1:
+            raise InvalidInput(name, "is missing", "Give every field of a block") from None
+        raise InvalidInput(name, f"is {short(data[name])}", "Give what a run writes there") from None
+    absent = [phase for phase in PHASES if phase not in block.seconds]
     if absent:
         raise InvalidInput("seconds", f"lacks {absent[0]}", "Give the seconds of every phase")
-    block = Block(**values)
     _check(block)
     return block
 
@@ -136,63 +142,3 @@ def _check(block: Block) -> None:
     for name, good in sound.items():
         if not good:
             raise InvalidInput(name, f"is {short(getattr(block, name))}", "Give what a run writes there")
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError
-    return value
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _real(value: Any) -> float:
-    if isinstance(value, bool | str):
-        raise TypeError
-    return math.nan if value is None else float(value)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError
-    return value
-
-
-def _bottleneck(value: Any) -> tuple[str, str]:
-    who, phase = value
-    return str(who), str(phase)
-
-
-def _evaluation(value: Any) -> Evaluation:
-    round_, time_s, accuracy, loss = value
-    return _whole(round_), _real(time_s), _real(accuracy), _real(loss)
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "block": _whole,
-    "first_round": _whole,
-    "rounds": _whole,
-    "time_s": _real,
-    "interval": lambda value: None if value is None else _whole(value),
-    "cuts": lambda value: tuple(_whole(cut) for cut in value),
-    "deepest": _whole,
-    "layer_intervals": lambda value: {key: _whole(item) for key, item in _mapping(value).items()},
-    "seconds": lambda value: {key: _real(item) for key, item in _mapping(value).items()},
-    "bottleneck": _bottleneck,
-    "bits": _real,
-    "loss": _real,
-    "evaluations": lambda value: tuple(_evaluation(item) for item in value),
-    "estimates": _mapping,
-    "resources": lambda value: {key: tuple(_real(rate) for rate in rates) for key, rates in _mapping(value).items()},
-    "predicted_s": _real,
-    "measuring": _whole,
-    "present": lambda value: None if value is None else tuple(tuple(map(_whole, devices)) for devices in value),
-    "losses": lambda value: tuple(_real(loss) for loss in value),
-    "restart": _mapping,
-    "reestimated": _truth,
-}
-_OPTIONAL = ("losses", "restart", "reestimated")  # younger than the format

@@ -1,7 +1,7 @@
-"""Whose folder an experiment's is: the recipe that it holds, and what further calls may add to it.
+"""The recipe of an experiment's folder, and what further calls may add to it.
 
-A folder holds one experiment. Whatever leaves its runs true may be added: policies, options of those that have not run,
-fleets, seeds. Whatever would make one of them untrue is refused.
+A folder holds one experiment. A call may add whatever leaves its runs valid: policies, options of those that have not
+run, fleets, seeds. A change that would make one of its runs invalid is refused.
 """
 
 import json
@@ -23,7 +23,7 @@ TABLES = ("options", "fleets")  # keys of [run] that hold something by name, for
 
 
 def claim(folder: Path, recipe: Recipe, policies: Collection[str]) -> None:
-    """Write down whose folder this is, or refuse one whose runs would not be true under this recipe.
+    """Write the recipe to the folder, or refuse a folder whose runs would not be valid under this recipe.
 
     Args:
         policies: those that this call is about to run.
@@ -32,7 +32,7 @@ def claim(folder: Path, recipe: Recipe, policies: Collection[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     mine: dict[str, Any] = plain(recipe.model_dump(mode="json", exclude={"run": {"policies"}}))
     theirs = _read(file)
-    if file.exists() and _holds_something(folder):
+    if file.exists() and _holds_results(folder):
         if theirs is None:
             problem, remedy = "is damaged: not valid JSON", "Restore it, or give another folder by --out"
             raise InvalidInput("", problem, remedy, source=str(file))
@@ -49,10 +49,10 @@ def _read(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def _holds_something(folder: Path) -> bool:
-    """Whether anything was learned or recorded here: a mistake that stops every run leaves nothing to keep.
+def _holds_results(folder: Path) -> bool:
+    """Whether the folder has trajectories or records: a mistake that stops every run leaves none.
 
-    What experiments share lies elsewhere, by names that tell recipes apart, and does not count.
+    Trajectories that experiments share lie elsewhere, one file per recipe, and do not count.
     """
     files = [*folder.glob(f"{TRAJECTORIES}/*"), *folder.glob(f"*/{RECORD}")]
     return any(file.stat().st_size for file in files)
@@ -76,7 +76,7 @@ def _joined(
     policies: Collection[str],
     file: Path,
 ) -> dict[str, Any]:
-    """Return the recipe of both, or refuse mine by the first key at which a run would not be true any more."""
+    """Return both recipes as one, or refuse mine by the first key that makes a run of the folder invalid."""
     key = _first_difference(_strict(theirs), _strict(mine))
     have_run = {"options": {policy for policy, _ in runs}, "fleets": {fleet for _, fleet in runs}}
     about_to_run = {"options": set(policies), "fleets": set(mine["run"]["fleets"])}

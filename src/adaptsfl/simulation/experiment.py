@@ -10,15 +10,11 @@ A run that was stopped is started again by the same call. Its blocks are decided
 was already learned is looked up, so it goes on where it stopped.
 """
 
-import fcntl
 import json
-import os
-import re
 import shutil
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,21 +33,23 @@ from adaptsfl.errors import (
     inside,
     message_of,
 )
-from adaptsfl.files import about_tensors, held, replace_file, write_tensors, writing
-from adaptsfl.fleet import noise_from, resources_from
+from adaptsfl.files import about_tensors, held, replace_file, waits_for, write_tensors, writing
+from adaptsfl.fleet import Fleet, noise_from, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
 from adaptsfl.policies import Policy, Trainer, make_policy
+from adaptsfl.runs.ending import rounds_planned
 from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.recipe import about_run, check_run, norm_remark, seeded, targets_of
 from adaptsfl.runs.record import Block
 from adaptsfl.simulation.backend import SimulatedBackend
 from adaptsfl.simulation.claim import RECIPE, TRAJECTORIES, claim
-from adaptsfl.simulation.faults import faults_from
+from adaptsfl.simulation.faults import Faults, faults_from
+from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.rank_speeds import RankSpeeds
 from adaptsfl.simulation.store import Store
-from adaptsfl.simulation.validity import Contents, Identity, depends_on_seed, identity_of, why_not_true
+from adaptsfl.simulation.validity import Contents, Identity, depends_on_seed, identity_of, why_outdated
 from adaptsfl.simulation.world import World, make_world
 from adaptsfl.training.checkpoint import remove_checkpoint
 from adaptsfl.training.ranks import ALONE, Ranks
@@ -61,59 +59,13 @@ GO_ON = "Free some space or give another folder by --out; the same call goes on 
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run of an experiment: its policy by name, its seed, and its fleet by name where there are several."""
-
-    policy: str
-    seed: int
-    fleet: str = ""
-
-    @property
-    def folder_name(self) -> str:
-        """What its folder is called."""
-        name = "-".join(part for part in (self.policy, self.fleet, f"seed{self.seed}") if part)
-        return re.sub(r"[^\w.+@-]", "-", name.replace(":", ".")).lstrip(".")
-
-
-@dataclass(frozen=True)
 class Announcement:
-    """What the first rank tells the others about a run: `fingerprint` is that of all that decides what is learned."""
+    """What the first rank broadcasts before a run; `fingerprint` is that of all that decides what is learned."""
 
     job: Job
     trainer: Trainer
     divergence: bool
     fingerprint: str
-
-
-def give_up(job: Job, error: Exception) -> None:
-    """Let the error of a run stop the experiment."""
-    raise error
-
-
-def warn(job: Job, remark: str) -> None:
-    """Let people know about a run, where nobody else does."""
-    warnings.warn(f"{job.folder_name}: {remark}", stacklevel=2)
-
-
-@dataclass(frozen=True)
-class Watcher:
-    """Who is told how things go.
-
-    Attributes:
-        begins: before a run.
-        on_round: after every round that is trained, with its number and loss.
-        on_block: after every block.
-        ends: after a run, also one that was done before.
-        fails: when a run fails. If it returns, the other runs go on; by default it does not.
-        remarks: what people should know: which run is done again, and why; what would learn faster.
-    """
-
-    begins: Callable[[Job, World], None] = lambda _job, _world: None
-    on_round: Callable[[int, float], None] = lambda _round, _loss: None
-    on_block: Callable[[Block], None] = lambda _block: None
-    ends: Callable[[Job, Run], None] = lambda _job, _run: None
-    fails: Callable[[Job, Exception], None] = give_up
-    remarks: Callable[[Job, str], None] = warn
 
 
 class Experiment:
@@ -125,7 +77,7 @@ class Experiment:
         trajectories: where what was learned is kept; several experiments may share it. By default in `folder`.
         keep_models: whether to write trained models. Without them, a run that finds all its blocks trains nothing.
         ranks: the processes that train every run together. All of them make the same experiment and execute it; the
-            first decides, writes and tells the watcher.
+            first decides, writes and calls the watcher.
     """
 
     def __init__(
@@ -168,13 +120,13 @@ class Experiment:
             return make_policy(name.partition("@")[0], **self.recipe.run.options.get(name, {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs; worlds and what was learned it makes and reads for itself."""
+        """Return what another process needs; it makes its own worlds and reads what was learned from the files."""
         return {**self.__dict__, "_worlds": {}, "_contents": {}, "_stores": {}}
 
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
-        """Do every run that is not done yet; return all that there are, in order, but none on ranks after the first.
+        """Do every run that is not done yet; return all runs in order, on ranks after the first none.
 
-        A rank that is gone ends it for all of them: the next call goes on.
+        If one rank fails, all ranks end: the next call goes on from there.
         """
         self.forget_worlds()  # files may have changed since the last call
         timed = RankSpeeds(self.recipe, self.folder, self.ranks)
@@ -199,44 +151,43 @@ class Experiment:
         return runs
 
     def _follow(self) -> None:
-        """Train what the first rank is asked to train, run by run, until it has done all."""
+        """Train what the first rank announces, run by run, until it announces the end."""
         nothing: Announcement | None = None
+        me = f"rank {self.ranks.rank}"
         while (announced := self.ranks.from_first(nothing)) is not None:
             try:
                 world = self.world(announced.job)
                 fingerprint = world.fingerprint
             except Exception as error:
-                raise RankFailed(f"rank {self.ranks.rank}: {message_of(error)}") from error
+                raise RankFailed(f"{me}: {message_of(error)}") from error
             if fingerprint != announced.fingerprint:
-                problem = f"rank {self.ranks.rank}: model, data, versions or recipe are others than on the first rank"
+                problem = f"{me}: model, data, versions or recipe are others than on the first rank"
                 raise RankFailed(f"{problem}. Give all ranks the same files and packages.")
             if not (self.folder / RECIPE).is_file():
-                problem = (
-                    f"rank {self.ranks.rank}: {self.folder} is not the folder of the first rank, which wrote {RECIPE}"
-                )
+                problem = f"{me}: {self.folder} is not the folder of the first rank, which wrote {RECIPE}"
                 raise RankFailed(f"{problem}. Give a folder by --out that all machines see.")
             folder = self.folder / announced.job.folder_name
             Learner(world, announced.trainer, divergence=announced.divergence, ranks=self.ranks, folder=folder).follow()
 
     def check(self) -> None:
-        """Refuse a recipe that cannot run, before it claims a folder; one that claimed its folder could run."""
+        """Refuse a recipe that cannot run, before it claims a folder; a recipe in its folder has passed this check."""
         if not (self.folder / RECIPE).exists():
             self.world(self.jobs[0])
 
     def attempt(self, job: Job, watcher: Watcher) -> Run | None:
-        """Do one run; if it fails and the watcher lets the others go on, return what there is of it."""
+        """Do one run. If it fails and the watcher does not raise the error, return what is stored of it."""
         try:
-            run = self._run(job, self.folder / job.folder_name, watcher)
+            run = self._run(job, watcher)
         except RankFailed:
             raise
         except Exception as error:
             watcher.fails(job, error)
-            return self.remains(job)
+            return self.stored_if_readable(job)
         watcher.ends(job, run)
         return run
 
-    def found(self, job: Job) -> Run | None:
-        """Return what there is of a run; none where its files are damaged, as doing it again gives the same ones."""
+    def stored(self, job: Job) -> Run | None:
+        """Return what is stored of a run; None if its files are damaged, as doing it again gives the same ones."""
         folder = self.folder / job.folder_name
         if not (folder / RUN).exists():
             return None
@@ -248,18 +199,18 @@ class Experiment:
             return None
 
     def finished(self, job: Job, remark: Callable[[Job, str], None]) -> Run | None:
-        """Return a run that is done and still true. Where it is not any more, `remark` hears why: it is done again."""
-        run = self.found(job)
+        """Return a run that is done and still valid, else None; `remark` is called with the reason why it is not."""
+        run = self.stored(job)
         if run is None or not run.whole:
             return None
-        why = why_not_true(run.identity, self.identity(job))
+        why = why_outdated(run.identity, self.identity(job))
         if why:
             remark(job, f"{why}; running it again")
             return None
         return self._for_targets(run)
 
     def _for_targets(self, run: Run) -> Run:
-        """Return a finished run whose run.json names the accuracies that are asked for now: that changes no result."""
+        """Return a finished run with the recipe's targets in its run.json: other targets change no result."""
         assert self.recipe.run is not None
         wanted = targets_of(self.recipe.run)
         if list(run.targets) == wanted:
@@ -281,14 +232,14 @@ class Experiment:
             self._contents[key] = Contents.read(recipe, job.seed)
         return identity_of(recipe, job.seed, job.policy, self._contents[key])
 
-    def remains(self, job: Job) -> Run | None:
-        """Return what there is of a run that failed, whoever wrote it; none where that cannot be read."""
+    def stored_if_readable(self, job: Job) -> Run | None:
+        """Return what is stored of a run that failed; None if it cannot be read."""
         with suppress(InvalidInput):
-            return self.found(job)
+            return self.stored(job)
         return None
 
     def claim(self) -> None:
-        """Write down whose folder this is, or refuse one whose runs would not be true under this recipe."""
+        """Write the recipe to the folder, or refuse a folder whose runs would not be valid under this recipe."""
         with writing(self.folder, GO_ON):
             claim(self.folder, self.recipe, [job.policy for job in self.jobs])
 
@@ -327,70 +278,78 @@ class Experiment:
             fleet = resources_from(recipe.fleet).at(0)
             with inside("noise"):
                 noise_from(recipe.fleet.noise, recipe.fleet.seed)
-        with inside("faults"):
-            faults_from(recipe.faults, [fleet.name(k) for k in range(fleet.size)])
+        _faults(recipe, fleet)
 
     def _store(self, world: World) -> Store:
         name = world.learning_identity
         if name not in self._stores:
-            # Where nobody can tell what the model's code is, what it learned is of no use to anybody else.
+            # If the model's code cannot be read, no other run can know that it has the same model.
             known = world.model_code is not None
             self._stores[name] = Store(self.trajectories / f"{name}.jsonl" if known else None)
         return self._stores[name]
 
-    def _run(self, job: Job, folder: Path, watcher: Watcher) -> Run:
-        found = self.finished(job, watcher.remarks)
-        if found is not None:
-            return found
-        world = self.world(job)
-        policy = self.make_policy(job.policy)
-        with inside("faults"):
-            names = [world.fleet_at(1).name(k) for k in range(world.devices)]
-            faults = faults_from(world.recipe.faults, names)
+    def _run(self, job: Job, watcher: Watcher) -> Run:
+        """Return a run that is done: as it was found, or trained now."""
+        done = self.finished(job, watcher.remarks)
+        if done is not None:
+            return done
+        world, policy, folder = self.world(job), self.make_policy(job.policy), self.folder / job.folder_name
         if self.ranks.size > 1 and policy.trainer in ("turns", "relay"):
-            problem = (
-                f"{policy.title} lets devices take turns with one model, so that only one rank could work at a time"
-            )
+            problem = f"{policy.title} lets devices take turns with one model, so only one rank could work at a time"
             raise InvalidInput("run.policies", problem, "Run it in one process")
         remark = norm_remark(world.recipe, world.model)
-        if (
-            remark and job == self.jobs[0] and policy.trainer in ("engine", "turns")
-        ):  # once, and not where all is pooled
+        is_first = job.folder_name == self.jobs[0].folder_name
+        if remark and is_first and policy.trainer in ("engine", "turns"):  # once, and not where all is pooled
             watcher.remarks(job, remark)
-        watcher.begins(job, world)
+        watcher.begins(job, rounds_planned(world.run, world.batch_size))
         info = {**_about(job, world, policy), "identity": self.identity(job)}
         backend = SimulatedBackend(
-            world, policy, faults, self._store(world), folder=folder, on_round=watcher.on_round, ranks=self.ranks
+            world,
+            policy,
+            _faults(world.recipe, world.fleet_at(1)),
+            self._store(world),
+            folder=folder,
+            on_round=lambda round_, _loss: watcher.on_round(job, round_, 1),
+            ranks=self.ranks,
         )
         self.ranks.from_first(Announcement(job, policy.trainer, policy.divergence, world.fingerprint))
-        started = time.monotonic()
-        with writing(folder, GO_ON), backend, _alone(folder):
-            write_run(folder, {**info, "status": "running"})
-            how: dict[str, Any] = {"status": "failed"}
-            try:
-                loop = BlockLoop(backend, policy)
-                with (folder / RECORD).open("w") as record:
-                    for block in loop:
-                        append_block(record, block)
-                        watcher.on_block(block)
-                self._write_model(folder, backend)
-                how = {"status": "done", "ended_by": loop.ended_by, "rounds": loop.rounds}
-            except KeyboardInterrupt:
-                how = {"status": "stopped"}
-                if self.ranks.size == 1:  # else the others were stopped too
-                    with suppress(AdaptSFLError):  # a full disk, or weights that are no numbers: stopping counts
-                        backend.save()
-                raise
-            except RankFailed:
-                how = {"status": "stopped"}
-                raise
-            except Exception as error:
-                how["error"] = first_line(error)
-                raise
-            finally:
-                write_run(folder, {**info, **how, "wall_s": time.monotonic() - started})
-            remove_checkpoint(folder)  # nothing is left to train
+        with writing(folder, GO_ON), backend, waits_for(folder):
+            self._train(folder, info, backend, policy, partial(watcher.on_block, job))
         return read_run(folder)
+
+    def _train(
+        self,
+        folder: Path,
+        info: dict[str, Any],
+        backend: SimulatedBackend,
+        policy: Policy,
+        on_block: Callable[[Block], None],
+    ) -> None:
+        """Record every block of a run; whatever happens, run.json says in the end how it ended."""
+        started = time.monotonic()
+        write_run(folder, {**info, "status": "running"})
+        how: dict[str, Any] = {"status": "stopped"}
+        try:
+            loop = BlockLoop(backend, policy)
+            with (folder / RECORD).open("w") as record:
+                for block in loop:
+                    append_block(record, block)
+                    on_block(block)
+            self._write_model(folder, backend)
+            how = {"status": "done", "ended_by": loop.ended_by, "rounds": loop.rounds}
+        except KeyboardInterrupt:
+            if self.ranks.size == 1:  # else the others were stopped too
+                with suppress(AdaptSFLError):  # a full disk, or weights that are not finite: stopping counts
+                    backend.save()
+            raise
+        except RankFailed:
+            raise
+        except Exception as error:
+            how = {"status": "failed", "error": first_line(error)}
+            raise
+        finally:
+            write_run(folder, {**info, **how, "wall_s": time.monotonic() - started})
+        remove_checkpoint(folder)  # nothing is left to train
 
     def _write_model(self, folder: Path, backend: SimulatedBackend) -> None:
         """Write the final weights, if wanted: those of another run with the same schedule, or its own."""
@@ -420,17 +379,6 @@ def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
     return {**known, "fleet": job.fleet, "epoch_rounds": world.epoch_rounds}
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no process of a call that was killed does the run in this folder any more.
-
-    Such a call holds its folder no longer, but who worked for it goes on until it notices, and saves what it has.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # where there are no locks, one has to take care oneself
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def _faults(recipe: Recipe, fleet: Fleet) -> Faults:
+    with inside("faults"):
+        return faults_from(recipe.faults, [fleet.name(k) for k in range(fleet.size)])

@@ -9,9 +9,8 @@ is trained by whoever returns first, as if already back, and who would leave a b
 always goes on, and the virtual clock never stands still.
 """
 
-import csv
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +21,7 @@ from adaptsfl import checks
 from adaptsfl.config import FaultsConfig
 from adaptsfl.errors import InvalidInput, unknown
 from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.fleet.trace import csv_rows
 
 # Streams of randomness, beside those of the fleet's resources.
 PRESENCE, STRAGGLERS, PARTICIPATION = 10, 11, 12
@@ -147,14 +147,6 @@ class Faults:
 
 def faults_from(config: FaultsConfig, names: Sequence[str]) -> Faults:
     """Return the faults that a recipe's [faults] describes, for devices of those names."""
-    checks.whole_number("seed", config.seed, at_least=0)
-    for name in ("dropout_rate", "return_rate", "straggler_rate", "participation"):
-        if checks.number(name, getattr(config, name)) > 1:
-            raise InvalidInput(name, f"is {getattr(config, name):g}", "Give a number from 0 to 1")
-    if config.participation == 0:
-        raise InvalidInput("participation", "is 0", "Give the share that takes part, above 0")
-    if checks.number("straggler_factor", config.straggler_factor) < 1:
-        raise InvalidInput("straggler_factor", f"is {config.straggler_factor:g}", "Give how many times slower, ≥ 1")
     return Faults(
         len(names),
         _presence(config, names),
@@ -185,7 +177,7 @@ def read_presence(path: Path, names: Sequence[str]) -> Recorded:
     """
     changes: dict[str, list[int]] = {name: [] for name in names}
     last = 0
-    for where, row in _rows(path):
+    for where, row in csv_rows(path, COLUMNS):
         device, word = row["device"] or "", (row["present"] or "").strip().lower()
         try:
             round_ = checks.whole_number("round", int(row["round"] or ""), at_least=0)
@@ -206,19 +198,3 @@ def read_presence(path: Path, names: Sequence[str]) -> Recorded:
         if was_there != _WORDS[word]:
             changes[device].append(round_)
     return Recorded(tuple(tuple(changes[name]) for name in names))
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """Yield every row, and where it is."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidInput("", f"cannot be read: {error.strerror}", "Check the path", source=str(path)) from None
-    except UnicodeDecodeError:
-        raise InvalidInput("", "is not UTF-8 text", "Save it as UTF-8", source=str(path)) from None
-    reader = csv.DictReader(text.splitlines())
-    for column in COLUMNS:
-        if column not in (reader.fieldnames or ()):
-            raise InvalidInput(column, "is missing from the header", "Add the column", source=str(path))
-    for row in reader:
-        yield f"{path}, line {reader.line_num}", row

@@ -1,8 +1,11 @@
-"""Runs of one or more experiments side by side, in processes.
+"""Runs of one or more experiments side by side, in worker processes.
 
-Every process does what `Experiment.execute` does, with the same files in the end. The one that called hands out the
-work, hears how it goes, and reads the results from the folders. A run that fails, or whose process is killed, is lost
-alone. Stopped by Ctrl-C or SIGTERM, every process leaves its run as a single one would, and the same call goes on.
+Every worker does what `Experiment.execute` does, with the same files in the end. The calling process hands out the
+runs and passes on how they go. A run that fails, or whose process is killed, is lost alone. Stopped by Ctrl-C or
+SIGTERM, every worker saves its run as a single process would, and the same call goes on.
+
+`concurrent.futures.ProcessPoolExecutor` cannot do this: it ends all its processes when one is killed, does not say how
+that one ended, and has no way to stop tasks that run.
 """
 
 import multiprocessing
@@ -11,10 +14,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -25,63 +27,24 @@ import torch
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, RunFailed, kind_of, message_of, naming
 from adaptsfl.files import held
-from adaptsfl.runs.ending import rounds_planned
 from adaptsfl.runs.folder import Run
-from adaptsfl.simulation.experiment import Experiment, Job, Watcher, warn
+from adaptsfl.simulation.experiment import Experiment
+from adaptsfl.simulation.jobs import Job, Watcher
 
-TELL_EVERY_S = 0.3  # rounds of small networks take milliseconds; nobody looks as often
-PATIENCE_S = 60.0  # with processes that were told to stop, while they save what they have
-STOPPED = 130  # exit code of a process that was told to stop
+REPORT_EVERY_S = 0.3  # rounds of small networks take milliseconds
+STOP_TIMEOUT_S = 60.0  # for workers that save what they have
+STOPPED = 130  # exit code of a worker that was stopped
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-
-@dataclass(frozen=True)
-class Task:
-    """One run among several experiments: the experiment's number from 0 on, and which of its runs."""
-
-    experiment: int
-    job: Job
-
-
-Unit = deque[Task]  # runs for one process, one after another: a policy with one seed on all fleets
-Work = tuple[int, Experiment, list[Job]]  # the same as it is handed out
-
-
-def _give_up(_task: Task, error: Exception) -> None:
-    """Let the error of a run stop all others."""
-    raise error
-
-
-def _warn(task: Task, remark: str) -> None:
-    """Let people know about a run, where nobody else does."""
-    warn(task.job, remark)
-
-
-@dataclass(frozen=True)
-class SideWatcher:
-    """Who is told how things go, in the process that called.
-
-    Attributes:
-        begins: when a run begins; with the rounds after which it ends at the latest, if rounds end it.
-        on_round: a few times per second while a run trains; with the last round, and how many since last told.
-        ends: after a run, also one that was done before.
-        fails: when a run fails. If it returns, the other runs go on; by default it does not.
-        remarks: what people should know: which run is done again, and why.
-    """
-
-    begins: Callable[[Task, int | None], None] = lambda _task, _rounds: None
-    on_round: Callable[[Task, int, int], None] = lambda _task, _round, _trained: None
-    ends: Callable[[Task, Run], None] = lambda _task, _run: None
-    fails: Callable[[Task, Exception], None] = _give_up
-    remarks: Callable[[Task, str], None] = _warn
+Work = tuple[Experiment, list[Job]]  # what a worker does at a time: a policy with one seed, on all fleets
 
 
 def execute_side_by_side(
-    experiments: Sequence[Experiment], processes: int, watcher: SideWatcher | None = None
+    experiments: Sequence[Experiment], processes: int, watcher: Watcher | None = None
 ) -> list[list[Run]]:
     """Do every run that is not done yet, in so many processes; return all that there are, by experiment, in order.
 
-    Each process gets its share of torch's threads. If there is only one, it is the one that calls.
+    Each process gets its share of torch's threads. If there is only one, it is the calling one.
     """
     checks.whole_number("processes", processes)
     _check_folders(experiments)
@@ -91,17 +54,14 @@ def execute_side_by_side(
             experiment.check()
         if len(experiments) > 1 or processes > 1:
             experiment.forget_worlds()
-    results = Results(experiments, watcher or SideWatcher())
-    with ExitStack() as stack, _stopped_by_sigterm():
+    workers = Workers(experiments, processes, watcher or Watcher())
+    with ExitStack() as stack, _sigterm_interrupts():
         for experiment in experiments:
             stack.enter_context(held(experiment.folder))
         for experiment in experiments:
             experiment.claim()
-        if processes == 1:
-            _one_after_another(experiments, results.told)
-        else:
-            Workers(results, processes).work()
-    return results.in_order()
+        workers.execute() if processes > 1 else workers.execute_here()
+    return [[workers.runs[job] for job in jobs if job in workers.runs] for jobs in workers.jobs]
 
 
 def _check_folders(experiments: Sequence[Experiment]) -> None:
@@ -119,8 +79,8 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 @contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, where signals can be taken: in the main thread."""
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, where signals can be handled: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -131,193 +91,149 @@ def _stopped_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def _one_after_another(experiments: Sequence[Experiment], told: SideWatcher) -> None:
-    for number, experiment in enumerate(experiments):
-        for job in experiment.jobs:
-            experiment.attempt(job, _watching(Task(number, job), told))
-        experiment.forget_worlds()
-
-
-def _watching(task: Task, told: SideWatcher) -> Watcher:
-    """Return who passes on how one run goes."""
-    return Watcher(
-        begins=lambda _job, world: told.begins(task, rounds_planned(world.run, world.batch_size)),
-        on_round=lambda round_, _loss: told.on_round(task, round_, 1),
-        ends=lambda _job, run: told.ends(task, run),
-        fails=lambda _job, error: told.fails(task, error),
-        remarks=lambda _job, remark: told.remarks(task, remark),
-    )
-
-
-class Results:
-    """What came of every run.
-
-    Attributes:
-        told: the watcher, by way of these results.
-    """
-
-    def __init__(self, experiments: Sequence[Experiment], watcher: SideWatcher) -> None:
-        self.experiments, self._watcher = experiments, watcher
-        self.told = replace(watcher, ends=self.ended, fails=self.failed)
-        self._runs: dict[Task, Run] = {}
-
-    def what_is_left(self) -> deque[Unit]:
-        """Return what is to be done, in order; runs that were done before, and are still true, end here and now."""
-        units: dict[tuple[int, str, int], Unit] = {}
-        for task in self._tasks():
-            try:
-                run = self.experiments[task.experiment].finished(task.job, partial(self._remark, task))
-            except InvalidInput as error:
-                self.failed(task, error)
-                continue
-            if run is not None:
-                self.ended(task, run)
-            else:
-                units.setdefault((task.experiment, task.job.policy, task.job.seed), deque()).append(task)
-        return deque(units.values())
-
-    def _remark(self, task: Task, _job: Job, remark: str) -> None:
-        self._watcher.remarks(task, remark)
-
-    def ended(self, task: Task, run: Run) -> None:
-        """Keep a run that is done."""
-        self._runs[task] = run
-        self._watcher.ends(task, run)
-
-    def read(self, task: Task) -> None:
-        """Keep a run that another process has done."""
-        experiment = self.experiments[task.experiment]
-        run = experiment.found(task.job)
-        if run is not None:
-            self.ended(task, run)
-            return
-        folder = str(experiment.folder / task.job.folder_name)
-        problem = "was done, but right after its files were damaged or gone"
-        self.failed(task, InvalidInput("", problem, "Leave them alone while it runs, and run again", source=folder))
-
-    def failed(self, task: Task, error: Exception) -> None:
-        """Keep what there is of a run that failed, if the watcher lets the others go on."""
-        self._watcher.fails(task, error)
-        run = self.experiments[task.experiment].remains(task.job)
-        if run is not None:
-            self._runs[task] = run
-
-    def in_order(self) -> list[list[Run]]:
-        """Return the runs of every experiment."""
-        runs: list[list[Run]] = [[] for _ in self.experiments]
-        for task in self._tasks():
-            if task in self._runs:
-                runs[task.experiment].append(self._runs[task])
-        return runs
-
-    def _tasks(self) -> Iterator[Task]:
-        for number, experiment in enumerate(self.experiments):
-            yield from (Task(number, job) for job in experiment.jobs)
-
-
-# ── the process that called ─────────────────────────────────────────────────────────────────────────────────────────
+# ── the calling process ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(eq=False)
 class Worker:
-    """A process, the way to talk to it, and the runs that it has still to do, the first of them now."""
+    """A worker process, the pipe to it, and the jobs that it has still to do, the first of them now."""
 
     process: BaseProcess
     pipe: "Connection[Any, Any]"
-    unit: Unit
+    jobs: deque[Job] = field(default_factory=deque)
 
 
 class Workers:
-    """Processes that do all that is left to do."""
+    """Worker processes that execute all jobs of some experiments, and what came of these.
 
-    def __init__(self, results: Results, processes: int) -> None:
-        self.results, self.processes = results, processes
-        # By the number asked for, not by how many have work: a run that was stopped goes on with as many as before.
-        self.threads = max(1, torch.get_num_threads() // processes)
-        self._units = results.what_is_left()
-        self._workers: list[Worker] = []
-        self._heard = False  # whether any process ever said a word
+    Attributes:
+        jobs: those of each experiment, with its number.
+        runs: by job, as far as there is anything of it.
+    """
 
-    def work(self) -> None:
-        """Do it all, and leave no process behind."""
+    def __init__(self, experiments: Sequence[Experiment], processes: int, watcher: Watcher) -> None:
+        self.experiments, self.processes, self.watcher = experiments, processes, watcher
+        self.jobs = [[replace(job, experiment=k) for job in made.jobs] for k, made in enumerate(experiments)]
+        self.runs: dict[Job, Run] = {}
+        self._waiting: deque[deque[Job]] = deque()  # each for one worker
+        self._workers: dict[Connection[Any, Any], Worker] = {}
+        self._any_began = False  # whether any worker ever sent a message
+
+    def execute_here(self) -> None:
+        """Execute all jobs in this process, one after another."""
+        for experiment, jobs in zip(self.experiments, self.jobs, strict=True):
+            for job in jobs:
+                run = experiment.attempt(job, self.watcher)
+                if run is not None:
+                    self.runs[job] = run
+            experiment.forget_worlds()
+
+    def execute(self) -> None:
+        """Execute all jobs that are not done yet in workers, and leave no process behind."""
+        self._sort_out()
         try:
-            while self._units or self._workers:
-                while self._units and len(self._workers) < self.processes:
-                    self._hire()
-                pipes = {worker.pipe: worker for worker in self._workers}
-                for pipe in connection.wait(list(pipes)):
-                    self._hear(pipes[cast("Connection[Any, Any]", pipe)])
+            while self._waiting or self._workers:
+                while self._waiting and len(self._workers) < self.processes:
+                    self._start()
+                for pipe in connection.wait(list(self._workers)):
+                    self._receive(self._workers[cast("Connection[Any, Any]", pipe)])
         finally:
-            self._dismiss()
+            self._stop()
 
-    def _hire(self) -> None:
+    def _sort_out(self) -> None:
+        """Keep the runs that were done before and are still valid; all others wait for a worker."""
+        units: dict[tuple[int, str, int], deque[Job]] = {}
+        for job in (job for jobs in self.jobs for job in jobs):
+            try:
+                run = self.experiments[job.experiment].finished(job, self.watcher.remarks)
+            except InvalidInput as error:
+                self._failed(job, error)
+                continue
+            if run is None:
+                units.setdefault((job.experiment, job.policy, job.seed), deque()).append(job)
+            else:
+                self._ended(job, run)
+        self._waiting.extend(units.values())
+
+    def _ended(self, job: Job, run: Run) -> None:
+        self.runs[job] = run
+        self.watcher.ends(job, run)
+
+    def _failed(self, job: Job, error: Exception) -> None:
+        """Keep what is stored of a run that failed, if the watcher does not raise the error."""
+        self.watcher.fails(job, error)
+        run = self.experiments[job.experiment].stored_if_readable(job)
+        if run is not None:
+            self.runs[job] = run
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self.threads))
-        worker = Worker(process, ours, deque())
-        with _signals_held():
-            process.start()
-            self._workers.append(worker)
+        # By the number asked for, not by how many have work: a run that was stopped goes on with as many as before.
+        threads = max(1, torch.get_num_threads() // self.processes)
+        worker = Worker(context.Process(target=_work, args=(theirs, threads)), ours)
+        with _signals_blocked():
+            worker.process.start()
+            self._workers[ours] = worker
         theirs.close()
         self._hand_out(worker)
 
     def _hand_out(self, worker: Worker) -> None:
-        """Give a process its next runs, or let it end if none are left."""
+        """Give a worker its next jobs, or let it end if none are left."""
         work: Work | None = None
-        if self._units:
-            worker.unit = self._units.popleft()
-            number = worker.unit[0].experiment
-            work = (number, self.results.experiments[number], [task.job for task in worker.unit])
-        with suppress(OSError):  # it died: whoever listens for its next word finds out
+        if self._waiting:
+            worker.jobs = self._waiting.popleft()
+            work = (self.experiments[worker.jobs[0].experiment], list(worker.jobs))
+        with suppress(OSError):  # it was killed: its pipe says so when it is read
             worker.pipe.send(work)
 
-    def _hear(self, worker: Worker) -> None:
+    def _receive(self, worker: Worker) -> None:
+        """Pass on what a worker says about its first job."""
         try:
-            message = worker.pipe.recv()
+            event, *details = worker.pipe.recv()
         except (EOFError, OSError):
             self._lose(worker)
             return
-        self._heard = True
-        match message:
-            case ("begins", rounds):
-                self.results.told.begins(worker.unit[0], rounds)
-            case ("trained", round_, count):
-                self.results.told.on_round(worker.unit[0], round_, count)
-            case ("ends",):
-                self.results.read(worker.unit.popleft())
-            case ("fails", kind, text):
-                self.results.failed(worker.unit.popleft(), RunFailed(kind, text))
-            case ("idle",):
+        self._any_began, job = True, worker.jobs[0]
+        if event == "begins":
+            self.watcher.begins(job, *details)
+        elif event == "on_round":
+            self.watcher.on_round(job, *details)
+        else:
+            worker.jobs.popleft()
+            if not worker.jobs:
                 self._hand_out(worker)
+            self._ended(job, *details) if event == "ends" else self._failed(job, RunFailed(*details))
 
     def _lose(self, worker: Worker) -> None:
-        """Go on without a process that ended: as it should, or with a run that nobody will hear of again."""
+        """Go on without a worker whose process has ended: as it should, or in the middle of a run."""
         worker.process.join()
         worker.pipe.close()
-        self._workers.remove(worker)
+        del self._workers[worker.pipe]
         code = worker.process.exitcode
         how = _how_it_ended(code)
-        if not self._heard and (code is None or code >= 0):  # a signal is no reason to expect the same of others
+        if not self._any_began and (code is None or code >= 0):  # a signal is no reason to expect the same of others
             remedy = "See what it printed. A script that calls this must do so under if __name__ == '__main__'"
-            raise RunFailed("ProcessEnded", f"a process of our own {how} before it began. {remedy}.")
-        if worker.unit:
-            task = worker.unit.popleft()
-            if worker.unit:
-                self._units.appendleft(worker.unit)
+            raise RunFailed("ProcessEnded", f"a worker process {how} before it began. {remedy}.")
+        if worker.jobs:
+            job = worker.jobs.popleft()
+            if worker.jobs:
+                self._waiting.appendleft(worker.jobs)
             remedy = "If memory is short, run fewer at once; the same call does this run again"
-            self.results.failed(task, RunFailed("ProcessEnded", f"its process {how}. {remedy}."))
+            self._failed(job, RunFailed("ProcessEnded", f"its process {how}. {remedy}."))
 
-    def _dismiss(self) -> None:
-        """Let all processes save what they have and end; those that do not are killed."""
+    def _stop(self) -> None:
+        """Let all workers save what they have and end; kill those that do not."""
+        workers = list(self._workers.values())
         try:
-            for worker in self._workers:
+            for worker in workers:
                 worker.process.terminate()
                 worker.pipe.close()
-            patient_until = time.monotonic() + PATIENCE_S
-            for worker in self._workers:
-                worker.process.join(max(0.0, patient_until - time.monotonic()))
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for worker in workers:
+                worker.process.join(max(0.0, deadline - time.monotonic()))
         finally:
-            for worker in self._workers:
+            for worker in workers:
                 worker.process.kill()
                 worker.process.join()
 
@@ -331,9 +247,9 @@ def _how_it_ended(exit_code: int | None) -> str:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait: for a process that begins, until it can take them; here, until it is known."""
-    resource_tracker.ensure_running()  # which would let them through
+def _signals_blocked() -> Iterator[None]:
+    """Block Ctrl-C and SIGTERM: in a process that is started here, until it handles them; here, until it is listed."""
+    resource_tracker.ensure_running()  # which would unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -341,94 +257,80 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# ── the processes that work ─────────────────────────────────────────────────────────────────────────────────────────
+# ── a worker process ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _work(pipe: "Connection[Any, Any]", threads: int) -> None:
-    """Do what is handed out until nothing is left, or until told to stop."""
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as it is for commands in the background of a script
-            signal.signal(number, _interrupt_once)
+    """Execute the jobs that come through the pipe until there are no more, or until SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the calling process hears it too, and then sends SIGTERM
+    signal.signal(signal.SIGTERM, _interrupt_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         torch.set_num_threads(threads)
-        _do_what_is_handed_out(Caller(pipe))
+        caller, at_hand = Caller(pipe), -1
+        while (work := caller.next_work()) is not None:
+            given, jobs = work
+            if jobs[0].experiment != at_hand:  # else the experiment at hand has its model and data already
+                at_hand, experiment = jobs[0].experiment, given
+            for job in jobs:
+                experiment.attempt(job, caller.watcher)
     except KeyboardInterrupt:
         sys.exit(STOPPED)
     finally:
-        _hear_no_signals()
-
-
-def _do_what_is_handed_out(caller: "Caller") -> None:
-    last: int | None = None
-    while (work := caller.next_work()) is not None:
-        number, given, jobs = work
-        if number != last:  # else the one at hand has model and data already
-            last, experiment = number, given
-        for job in jobs:
-            experiment.attempt(job, _watching(Task(number, job), caller.told))
-        caller.tell("idle")
+        _ignore_sigterm()
 
 
 def _interrupt_once(_number: int, _frame: object) -> None:
-    """Stop, and let nothing disturb what is saved then: Ctrl-C on a terminal comes twice, from there and the caller."""
-    _hear_no_signals()
+    """Stop, and let nothing disturb what is saved then."""
+    _ignore_sigterm()
     raise KeyboardInterrupt
 
 
-def _hear_no_signals() -> None:
-    for number in SIGNALS:
-        signal.signal(
-            number, lambda _number, _frame: None
-        )  # Python complains where it is SIG_IGN and one was on its way
+def _ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)  # Python complains about SIG_IGN if one just came
 
 
 class Caller:
-    """The process that called, as those see it that work. When it is gone, they stop as if it had told them to.
+    """The calling process, as a worker sees it. If it has ended, the worker stops as after SIGTERM.
 
     Attributes:
-        told: tells it how a run goes.
+        watcher: passes on to it how a run goes.
     """
 
     def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self.pipe = pipe
-        self.told = SideWatcher(
-            self._begins, self._on_round, self._ends, self._fails, remarks=lambda _task, _remark: None
-        )  # the caller has told people which runs are done again
-        self._round, self._trained, self._told_at = 0, 0, 0.0
+        # The calling process itself has remarked which runs are done again.
+        self.watcher = Watcher(
+            begins=lambda _job, rounds: self._send("begins", rounds),
+            on_round=self._on_round,
+            ends=lambda _job, run: self._send("ends", run),
+            fails=lambda _job, error: self._send("fails", kind_of(error), message_of(error)),
+            remarks=lambda _job, _remark: None,
+        )
+        self._round, self._trained, self._reported_at = 0, 0, 0.0
 
     def next_work(self) -> Work | None:
-        """Wait for work; none if nothing is left."""
+        """Wait for jobs and their experiment; None if all is done."""
         try:
             work: Work | None = self.pipe.recv()
         except (EOFError, OSError):
             raise KeyboardInterrupt from None
         return work
 
-    def tell(self, *message: object) -> None:
-        """Say something; a word and what belongs to it, as `Workers` hear it."""
+    def _on_round(self, _job: Job, round_: int, trained: int) -> None:
+        self._round, self._trained = round_, self._trained + trained
+        if time.monotonic() - self._reported_at >= REPORT_EVERY_S:
+            self._report()
+
+    def _report(self) -> None:
+        trained, self._trained, self._reported_at = self._trained, 0, time.monotonic()
+        if trained:
+            self._send("on_round", self._round, trained)
+
+    def _send(self, event: str, *details: object) -> None:
         try:
-            self.pipe.send(message)
+            if event != "on_round":
+                self._report()
+            self.pipe.send((event, *details))
         except OSError:
             raise KeyboardInterrupt from None
-
-    def _begins(self, _task: Task, rounds: int | None) -> None:
-        self.tell("begins", rounds)
-
-    def _on_round(self, _task: Task, round_: int, count: int) -> None:
-        self._round, self._trained = round_, self._trained + count
-        if time.monotonic() - self._told_at >= TELL_EVERY_S:
-            self._tell_rounds()
-
-    def _tell_rounds(self) -> None:
-        if self._trained:
-            self.tell("trained", self._round, self._trained)
-            self._trained, self._told_at = 0, time.monotonic()
-
-    def _ends(self, _task: Task, _run: Run) -> None:
-        self._tell_rounds()
-        self.tell("ends")
-
-    def _fails(self, _task: Task, error: Exception) -> None:
-        self._tell_rounds()
-        self.tell("fails", kind_of(error), message_of(error))

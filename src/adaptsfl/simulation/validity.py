@@ -1,4 +1,4 @@
-"""Whether a finished run is still true: all that it depended on, part by part, when it ran and now."""
+"""Whether a finished run is still valid: all that it depended on, part by part, when it ran and now."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from adaptsfl.data.samples import fingerprint
 from adaptsfl.models.build import build
 from adaptsfl.simulation.world import World
 
-Identity = Mapping[str, str | None]  # by part; None where nobody can tell
+Identity = Mapping[str, str | None]  # by part; None where it cannot be known
 
 WORDS = {
     "versions": "the version of AdaptSFL or torch",
@@ -30,9 +30,9 @@ WORDS = {
     "faults_trace": "the trace of the faults",
 }
 
-# Which runs there are, what is reported of them and how often they are saved changes none of them. Files count by what
-# they hold, wherever they lie.
-UNCONCERNED: dict[str, Any] = {
+# Keys of a recipe that change no run: which runs there are, what is reported of them, how often they are saved. Files
+# count by their content, not by their path.
+IRRELEVANT: dict[str, Any] = {
     "name": True,
     "deploy": True,
     "run": {"policies", "options", "fleets", "seed", "targets", "checkpoint_every"},
@@ -44,14 +44,14 @@ UNCONCERNED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Contents:
-    """Names for what runs of one seed read: the samples, and the initial weights of a model of the user's own."""
+    """Fingerprints of what runs of one seed read: the samples, and the initial weights of a model of the user's own."""
 
     data: str
     initial_weights: str
 
     @classmethod
     def of(cls, world: World) -> "Contents":
-        """Return those of a world that has been made."""
+        """Return those of a world that exists."""
         return cls(world.data.content, _weights(world.recipe, world.model.module))
 
     @classmethod
@@ -78,7 +78,7 @@ def identity_of(recipe: Recipe, seed: int, policy: str, contents: Contents) -> I
     """
     return {
         "versions": f"adaptsfl {adaptsfl.__version__}, torch {torch.__version__}",
-        "recipe": _concerning(recipe, seed, policy),
+        "recipe": _relevant(recipe, seed, policy),
         "data": contents.data,
         "initial_weights": contents.initial_weights,
         "model_code": factories.code_of("model", recipe.model.name),
@@ -88,8 +88,8 @@ def identity_of(recipe: Recipe, seed: int, policy: str, contents: Contents) -> I
     }
 
 
-def why_not_true(then: Identity | None, now: Identity) -> str:
-    """Return in words why a run may not be true any more; nothing if it is."""
+def why_outdated(then: Identity | None, now: Identity) -> str:
+    """Return in words why a run may not be valid any more; an empty text if it is."""
     if not then:
         return "its run.json does not say what code and data it ran with"
     changed = [WORDS[part] for part, value in now.items() if then.get(part) != value]
@@ -97,7 +97,7 @@ def why_not_true(then: Identity | None, now: Identity) -> str:
         return f"{' and '.join(changed)} {'have' if len(changed) > 1 else 'has'} changed since it ran"
     unknown = [WORDS[part] for part, value in now.items() if value is None]
     if unknown:
-        return f"{' and '.join(unknown)} cannot be read as a file, so nobody can tell whether it is as it was"
+        return f"{' and '.join(unknown)} cannot be read as a file, so a change would not be noticed"
     return ""
 
 
@@ -109,9 +109,9 @@ def _weights(recipe: Recipe, module: torch.nn.Module) -> str:
     return fingerprint(*module.state_dict().values()) if _is_own(recipe.model.name) else ""
 
 
-def _concerning(recipe: Recipe, seed: int, policy: str) -> str:
-    """Return a name for what a recipe says about one run."""
-    content = recipe.model_dump(mode="json", exclude=UNCONCERNED)
+def _relevant(recipe: Recipe, seed: int, policy: str) -> str:
+    """Return a fingerprint of what a recipe says about one run."""
+    content = recipe.model_dump(mode="json", exclude=IRRELEVANT)
     options = (recipe.run or RunConfig()).options.get(policy, {})
     text = json.dumps([content, seed, policy, options], sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:16]

@@ -25,8 +25,8 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the next token's logits, (batch, tokens, vocabulary)."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(place))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(positions))
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))

@@ -1,0 +1,51 @@
+"""What files may say: recipes (TOML) and planning problems (JSON), with unknown keys refused."""
+
+from adaptsfl.config.parsing import parse
+from adaptsfl.config.reading import load_fleet, load_problem_file, load_recipe, override_key, read_toml
+from adaptsfl.config.sections import (
+    AdaptConfig,
+    CalibrationConfig,
+    ConvergenceConfig,
+    DataConfig,
+    DeployConfig,
+    DriftConfig,
+    FaultsConfig,
+    FleetConfig,
+    ModelConfig,
+    NoiseConfig,
+    PartitionConfig,
+    PlannerConfig,
+    ProblemFile,
+    Recipe,
+    RunConfig,
+    ScheduleConfig,
+    Section,
+    TrainingConfig,
+)
+
+__all__ = [
+    "AdaptConfig",
+    "CalibrationConfig",
+    "ConvergenceConfig",
+    "DataConfig",
+    "DeployConfig",
+    "DriftConfig",
+    "FaultsConfig",
+    "FleetConfig",
+    "ModelConfig",
+    "NoiseConfig",
+    "PartitionConfig",
+    "PlannerConfig",
+    "ProblemFile",
+    "Recipe",
+    "RunConfig",
+    "ScheduleConfig",
+    "Section",
+    "TrainingConfig",
+    "load_fleet",
+    "load_problem_file",
+    "load_recipe",
+    "override_key",
+    "parse",
+    "read_toml",
+]

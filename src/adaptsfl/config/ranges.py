@@ -1,0 +1,37 @@
+"""Types of numbers with their ranges, for the keys of sections."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from adaptsfl import checks
+from adaptsfl.errors import InvalidInput
+
+OUT_OF_RANGE = "out_of_range"  # the type of pydantic's errors that come from here
+
+Value = TypeVar("Value")
+
+
+def checked(check: Callable[..., object], **limits: Any) -> AfterValidator:
+    """Return a check of `checks` as a validator: the same words, and pydantic knows the field."""
+
+    def validate(value: Value) -> Value:
+        try:
+            check("", value, **limits)
+        except InvalidInput as error:
+            about = {"index": error.field, "problem": error.problem, "remedy": error.remedy}
+            raise PydanticCustomError(OUT_OF_RANGE, "{problem}. {remedy}", about) from None
+        return value
+
+    return AfterValidator(validate)
+
+
+Count = Annotated[int, checked(checks.whole_number)]  # 1, 2, …
+Natural = Annotated[int, checked(checks.whole_number, at_least=0)]
+Positive = Annotated[float, checked(checks.number, positive=True)]
+NonNegative = Annotated[float, checked(checks.number)]
+Share = Annotated[float, checked(checks.number, at_most=1)]
+PositiveShare = Annotated[float, checked(checks.number, positive=True, at_most=1)]
+Range = Annotated[float | list[float], checked(checks.bounds)]  # one value for all, or [low, high] to draw from

@@ -1,0 +1,322 @@
+"""What files may say: every table and key of recipes and problem files, with its type and its range.
+
+A range that depends on other values (the layers of a model, the other keys of a table) is checked by the part of the
+program that uses them, which raises `InvalidInput` with the field's name.
+Recipes give units in their keys (Mbps, TFLOPS, MB); problem files are in SI units throughout.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from adaptsfl import checks
+from adaptsfl.config.ranges import Count, Natural, NonNegative, Positive, PositiveShare, Range, Share, checked
+
+MOST_DEVICES = 10_000_000
+
+
+class Section(BaseModel):
+    """A table of a file: immutable, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DriftConfig(Section):
+    """D(I, L_c) = 1{I>1}·I^power·Σ_{j≤L_c} per_layer[j]: how much progress of a round the drift eats."""
+
+    per_layer: list[float]
+    power: Positive
+
+
+class RoundsTableConfig(Section):
+    """R(I, L_c), the rounds that plans need in any one unit: one row per L_c, one entry per interval."""
+
+    intervals: list[int]
+    rounds: list[list[float]]
+
+
+class GrowthConfig(Section):
+    """R(I, L_c) = 1 + c (I^q − 1): c of every L_c, and q."""
+
+    factors: list[float]
+    power: Positive = 0.8
+
+
+class ConvergenceConfig(Section):
+    """One of five forms: the paper's constants and target ε; a drift and its budget; growth; powers; a table."""
+
+    initial_gap: Positive | None = None
+    smoothness: NonNegative | None = None
+    gradient_moment: list[float] | None = None
+    gradient_variance: list[float] | None = None
+    target: Positive | None = None
+    drift: DriftConfig | None = None
+    budget: float | None = None
+    growth: GrowthConfig | None = None
+    powers: list[float] | None = None  # p of every L_c, where R(I, L_c) = I^p
+    table: RoundsTableConfig | None = None
+
+
+class PlannerConfig(Section):
+    """What the planner may choose from."""
+
+    interval: int | None = None
+    max_interval: int | None = None
+    cuts: int | list[int] | None = None
+    allowed_cuts: list[int] | None = None
+
+
+class ModelConfig(Section):
+    """The model: a name of the zoo, or `package.module:factory` of the user's own, and how it is cut and sent."""
+
+    name: str
+    options: dict[str, bool | int | float | str] = {}  # any but "device", which tells `build` where to build
+    granularity: Literal["layer", "block"] = "layer"
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    input_shape: list[Count] | None = None  # of one sample, for a factory that gives no example input
+    input_dtype: Literal["float32", "int64"] = "float32"
+    # Options, over the others, of the model whose work and traffic count, where a smaller one learns in its place.
+    charged_as: dict[str, bool | int | float | str] | None = None
+
+
+class ScheduleConfig(Section):
+    """How the learning rate changes from round to round (see `rate_schedule`)."""
+
+    kind: Literal["constant", "cosine", "steps"] = "constant"
+    rounds: int | list[int] | None = None  # cosine: when the floor is reached; steps: after which rounds it falls
+    floor: float | None = None  # cosine: the share of the learning rate that is left, 0
+    factor: float | None = None  # steps: 0.1
+    warmup_rounds: int = 0
+
+
+class TrainingConfig(Section):
+    """What the training itself fixes."""
+
+    batch_size: Count = 16
+    learning_rate: Positive = 5e-4
+    common_learning_rate: Positive | None = None  # of the layers that all devices share; by default the same
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    momentum: float = 0.9  # of the optimiser of that name
+    weight_decay: NonNegative = 0.0
+    at_averaging: Literal["average", "reset", "keep"] = "average"
+    statistics: Literal["pooled", "device"] = "pooled"
+    reestimate_statistics: bool = True  # of batch-norm, before every evaluation and in the final model
+    device: str = "cpu"  # where to compute, as torch names it
+    schedule: ScheduleConfig | None = None  # of the learning rate; constant without it
+
+    @model_serializer(mode="wrap")
+    def _without_absent_schedule(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a schedule that is not given: such a recipe keeps the identity that it had before this key."""
+        content: dict[str, Any] = dump(self)
+        return {key: value for key, value in content.items() if key != "schedule" or value is not None}
+
+
+class RunConfig(Section):
+    """How long to train, by which policies, and what to look at on the way."""
+
+    policies: list[str] = ["adaptsfl"]
+    options: dict[str, dict[str, bool | int | float | str | list[int]]] = {}  # of policies, by their name
+    fleets: dict[str, dict[str, Any]] = {}  # by name, what each has instead of what [fleet] says
+    seed: Natural = 0  # of everything random: weights, data, fleet, faults, policies; added to the sections' own
+    rounds: Count | None = None
+    samples: Count | None = None  # E: stochastic gradients per device
+    seconds: Positive | None = None  # virtual
+    target_accuracy: PositiveShare | None = None
+    converged: bool = False  # stop where accuracy rises no more (the paper's rule)
+    evaluate_every: Count = 10  # rounds
+    test_samples: Count | None = None  # of the test set; by default all
+    targets: list[PositiveShare] = []  # accuracies to which the time is reported
+    checkpoint_every: Count = 50  # rounds, at least; blocks are never cut
+
+
+class CalibrationConfig(Section):
+    """Every constant of how the rounds of plans are estimated, and of the rules that keep a guess from doing harm."""
+
+    # R = 1 + κ (L_c/L)^a (I^q − 1): q and a as they fit best to seven settings that were measured. κ before anything is
+    # seen: the middle of these settings, from 0.02 (IID digits, small steps) to 2 (label shards with batch-norm); the
+    # deviation of ln κ spans that range.
+    power: float = Field(0.8, gt=0, le=2)
+    depth_power: float = Field(1.25, ge=0, le=10)
+    prior_kappa: Positive = 0.15
+    prior_deviation: Positive = 1.6
+    given_deviation: Positive = 0.7  # of ln κ where [convergence] gives a growth: it is of another run
+    # From the jump of the log loss at an averaging, over its fall per e-fold of rounds, to R − 1: fitted to them.
+    jump_weight: Positive = 0.33
+    # Blocks of at least so many rounds show drift by their jump. In shorter ones, what copies gain on their own samples
+    # and what they lose by noise cancel: they count less, and the shortest not at all.
+    long_block: int = Field(8, ge=2)
+    short_block: int = Field(4, ge=2)
+    long_error: Positive = 0.5  # by how much the rule itself is wrong, as a deviation of ln κ, from long blocks
+    short_error: Positive = 1.2  # and from short ones
+    window: float = Field(2 / 3, gt=0, le=1)  # the last part of a run whose averagings count: κ changes over training
+    # −d ln(loss)/d ln(round) before the losses show it, with the weight of one round one e-fold away; and the least,
+    # where losses do not fall: a jump would be divided by nothing.
+    prior_fall: Positive = 0.3
+    least_fall: Positive = 0.02
+    # An interval is at most long_block, or this part of the rounds done: a mistake then costs no more than that. Where
+    # averaging takes long, its rounds may take as long as so many averagings; but it is at most four times long_block,
+    # or this multiple of the rounds done.
+    growth: Positive = 0.5
+    risked_averagings: Positive = 2.0
+    averaging_growth: Positive = 1.0
+    kept_gain: float = Field(0.1, ge=0, lt=1)  # a plan is kept unless another is faster by this part: changes cost
+    probes: Natural = 2  # long blocks within the window that the estimate is to rest on
+    probe_gain: float = Field(0.1, ge=0, lt=1)  # what a probing block must promise, where little drift is plausible
+
+
+class AdaptConfig(Section):
+    """How plans learn from training: `calibrated` from its losses, `paper` by the bound with measured constants."""
+
+    mode: Literal["calibrated", "paper"] = "calibrated"
+    target: Positive | None = None  # ε, for the paper's mode without [convergence]
+    measure_every: Count = 60  # rounds between two measurements of the paper's constants
+    calibration: CalibrationConfig = CalibrationConfig()
+
+
+class NoiseConfig(Section):
+    """Coefficients of variation of what the planner measures; the true values stay as they are."""
+
+    compute_cv: NonNegative = 0.0
+    uplink_cv: NonNegative = 0.0
+    downlink_cv: NonNegative = 0.0
+
+
+class FleetConfig(Section):
+    """Devices and servers: a built-in fleet, any part of it replaced, or a trace to replay."""
+
+    base: str = "paper"
+    devices: Annotated[int, checked(checks.whole_number, at_most=MOST_DEVICES)] = 20
+    seed: Natural = 0
+    distribution: Literal["uniform", "log-uniform"] | None = None
+    device_tflops: Range | None = None
+    uplink_mbps: Range | None = None
+    downlink_mbps: Range | None = None
+    fed_uplink_mbps: Range | None = None
+    fed_downlink_mbps: Range | None = None
+    memory_mb: Range | None = None
+    server_tflops: Positive | None = None
+    server_to_fed_mbps: Positive | None = None
+    server_from_fed_mbps: Positive | None = None
+    redraw: list[str] | None = None
+    noise: NoiseConfig = NoiseConfig()
+    trace: str | None = None
+    trace_repeats: bool = False
+
+
+class FaultsConfig(Section):
+    """Devices that drop out and return, that are slow for a round, or that sit out a block. All off by default."""
+
+    dropout_rate: Share = 0.0  # of a device that is there, per round
+    return_rate: Share = 0.1  # of a device that is away, per round
+    trace: str | None = None  # who is there, recorded; beside the recipe
+    straggler_rate: Share = 0.0  # of every device, per round
+    straggler_factor: Annotated[float, checked(checks.number, at_least=1)] = 2.0  # how many times slower
+    participation: PositiveShare = 1.0  # the share of those there that takes part in a block
+    seed: Natural = 0
+
+
+class DeployConfig(Section):
+    """How real devices and servers work together."""
+
+    devices: list[str] | None = None  # their names; by default device-1 … device-N, as many as [fleet] has
+    cut_floor: Count = 1  # no device cuts before this layer, and layers up to it never reach the edge server
+    private_start: bool = True  # layers up to the floor begin with weights that the fed server alone has drawn
+    quorum: PositiveShare = 0.5  # the share of the fleet without which no round goes on
+    round_deadline_s: Positive = 60.0  # after which a round goes on without those who are late
+    start_deadline_s: NonNegative = 60.0  # after which training begins without those who have not come
+    plan_deadline_s: NonNegative = 10.0  # after which the last plan is kept, while the next is being made
+
+
+class PartitionConfig(Section):
+    """How the training samples are shared out among the devices; a key that the kind does not read is refused."""
+
+    kind: Literal["iid", "shards", "dirichlet", "files"] = "iid"
+    seed: Natural = 0
+    shards_per_device: Count | None = None  # shards: 2, as in the paper
+    shard_size: Count | None = None  # shards: by default all samples, which must then divide evenly
+    alpha: Positive | None = None  # dirichlet
+    min_samples: Natural | None = None  # dirichlet: of every device, by default one mini-batch
+    files: list[str] | None = None  # files: one per device, beside the recipe
+
+
+class DataConfig(Section):
+    """The samples: a known dataset, a folder, or `package.module:factory` of the user's own, and who holds which."""
+
+    name: str = "digits"
+    path: str | None = None  # beside the recipe
+    classes: list[str] | None = None  # of images, in the order of their labels; by default that of the alphabet
+    options: dict[str, bool | int | float | str] = {}  # for the factory
+    cache: str | None = None  # where decoded images are kept
+    mean: list[float] | None = None  # per channel, of inputs in 0 … 1
+    std: list[float] | None = None
+    augmentation: Literal["none", "crop-flip"] = "none"
+    weights: Literal["equal", "size"] = "equal"  # of the devices in every average
+    seed: Natural = 0  # of the order of the mini-batches
+    partition: PartitionConfig = PartitionConfig()
+
+
+class Recipe(Section):
+    """One experiment."""
+
+    name: str = ""
+    model: ModelConfig
+    training: TrainingConfig = TrainingConfig()
+    fleet: FleetConfig = FleetConfig()
+    convergence: ConvergenceConfig | None = None
+    planner: PlannerConfig = PlannerConfig()
+    faults: FaultsConfig = FaultsConfig()
+    data: DataConfig | None = None
+    run: RunConfig | None = None
+    adapt: AdaptConfig = AdaptConfig()
+    deploy: DeployConfig = DeployConfig()
+
+
+class FleetFile(Section):
+    """A fleet on its own."""
+
+    name: str = ""
+    fleet: FleetConfig
+
+
+class DevicesSection(Section):
+    """One entry per device, in SI units."""
+
+    flops: list[float]
+    uplink_bps: list[float]
+    downlink_bps: list[float]
+    fed_uplink_bps: list[float]
+    fed_downlink_bps: list[float]
+    memory_bytes: list[float | None] | None = None
+    names: list[str] | None = None
+
+
+class ServerSection(Section):
+    """The edge server and its links with the fed server, in SI units."""
+
+    flops: float
+    to_fed_bps: float
+    from_fed_bps: float
+
+
+class CutsSection(Section):
+    """One entry per cut, cumulative where the paper's are, in SI units."""
+
+    forward_flops: list[float]
+    backward_flops: list[float]
+    activation_bits: list[float]
+    gradient_bits: list[float]
+    client_model_bits: list[float]
+    memory_bytes: list[float] | None = None
+    names: list[str] | None = None
+
+
+class ProblemFile(Section):
+    """A planning problem on its own: nothing is drawn at random, nothing is looked up."""
+
+    batch_size: Count
+    learning_rate: Positive
+    devices: DevicesSection
+    server: ServerSection
+    cuts: CutsSection
+    convergence: ConvergenceConfig
+    planner: PlannerConfig = PlannerConfig()

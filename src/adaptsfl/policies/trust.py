@@ -1,0 +1,49 @@
+"""Plans as far as what is believed about convergence is trusted."""
+
+from typing import Any
+
+from adaptsfl import planner
+from adaptsfl.convergence import LONGEST_INTERVAL
+from adaptsfl.planner import Plan
+from adaptsfl.policies.policy import Observation
+
+
+def trusted_plan(seen: Observation, **fixed: Any) -> Plan:
+    """Return the best plan of this moment whose interval is trusted.
+
+    That is an interval that experience speaks for. Where an averaging takes long, an interval may be longer: if its
+    rounds take no longer than a few averagings, a mistake costs no more than these. But it must pay also if longer
+    intervals cost as much as is still plausible.
+    """
+    plan = planner.plan(seen.problem(**fixed))
+    if seen.limits.interval is not None or plan.interval <= seen.trust.longest_interval:
+        return plan
+    if plan.interval > (longest := trusted_interval(seen, plan)):
+        plan = planner.plan(seen.problem(**fixed, max_interval=longest))
+    # A shorter interval has other cuts, whose averaging takes fewer rounds.
+    known = planner.plan(seen.problem(**fixed, max_interval=seen.trust.longest_interval))
+    if plan.interval > trusted_interval(seen, plan):
+        return known
+    doubted = seen.problem(convergence=seen.trust.pessimistic or seen.convergence)
+    times = [float(doubted.time_to_target_s(one.interval, one.cuts)) for one in (plan, known)]
+    return plan if times[0] <= times[1] else known
+
+
+def trusted_interval(seen: Observation, plan: Plan) -> int:
+    """Return the longest interval that is trusted with a plan's cuts."""
+    problem = seen.problem()
+    round_s, averaging_s = float(problem.round_s(plan.cuts)), float(problem.aggregation_s(plan.cuts))
+    rounds = seen.trust.averagings * averaging_s / round_s if round_s > 0 else LONGEST_INTERVAL
+    return max(seen.trust.longest_interval, int(min(rounds, seen.trust.longest_averaging)))
+
+
+def worth_probing(seen: Observation, plan: Plan) -> bool:
+    """Whether to look how much copies drift: the plan would not show it, and might be much too careful."""
+    trust, limits = seen.trust, seen.limits
+    if plan.interval >= trust.probe or trust.optimistic is None or limits.interval is not None:
+        return False
+    if limits.max_interval is not None and limits.max_interval < trust.probe:
+        return False
+    problem = seen.problem(convergence=trust.optimistic)
+    least_s = planner.plan(problem).predicted_time_s
+    return least_s < (1 - trust.probe_gain) * float(problem.time_to_target_s(plan.interval, plan.cuts))
