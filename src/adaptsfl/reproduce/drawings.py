@@ -173,7 +173,7 @@ def _draw_panel(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict
         case "sweep":
             _sweep(part.subplots(), panel, evidence, looks, unit)
         case "overhead":
-            _overhead(part, panels.overhead(panel))
+            _overhead(part, panels.overhead_of(panel.costs, panel.recipe.training.batch_size))
         case _:
             _lines(part.subplots(), panel, evidence, looks, unit)
 

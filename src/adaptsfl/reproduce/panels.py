@@ -6,15 +6,12 @@ points are means of the few that there are. Tables have both, the accuracies and
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from adaptsfl.checks import FloatArray
-from adaptsfl.config import ModelConfig, TrainingConfig
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
-from adaptsfl.loading import model_costs
 from adaptsfl.report.series import OURS, Curve, Spread, mean_curve, spread
 from adaptsfl.reproduce.numbers import (
     NEARLY,
@@ -233,19 +230,6 @@ def sweep(evidence: Evidence, panel: Panel) -> tuple[float, list[SweepLine]]:
     return target, found
 
 
-def overhead(panel: Panel) -> Overhead:
-    """Return what every cut of the panel's model costs a device, for one mini-batch."""
-    return _overhead(panel.recipe.model.model_dump_json(), panel.recipe.training.model_dump_json())
-
-
-@lru_cache(maxsize=4)
-def _overhead(model: str, training: str) -> Overhead:
-    """Profiling takes seconds, and a picture and its table ask for the same."""
-    settings = TrainingConfig.model_validate_json(training)
-    costs = model_costs(ModelConfig.model_validate_json(model), settings.batch_size, settings.optimizer)
-    return overhead_of(costs, settings.batch_size)
-
-
 def overhead_of(costs: CutCosts, batch_size: int) -> Overhead:
     """Return the costs of every cut in the units of the figure."""
     megabyte = BITS_PER_BYTE * MEGA
@@ -266,7 +250,7 @@ def table(evidence: Evidence, panel: Panel) -> Table:
         case "sweep":
             return _sweep_table(evidence, panel)
         case "overhead":
-            return _overhead_table(overhead(panel))
+            return _overhead_table(overhead_of(panel.costs, panel.recipe.training.batch_size))
         case draw:
             x = "time_s" if draw == "time" else draw
             columns = ("policy", "label", "seed", "round", x, "accuracy", "smoothed_accuracy", "spread")

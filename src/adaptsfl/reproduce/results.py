@@ -11,7 +11,7 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.report.markup import write_text
 from adaptsfl.report.page import write_page
 from adaptsfl.report.tables import plain_table
-from adaptsfl.reproduce.claims import ClaimRow, judge
+from adaptsfl.reproduce.claims import JudgedClaim, judge
 from adaptsfl.reproduce.claims_page import claims_markdown, load_findings, with_findings
 from adaptsfl.reproduce.drawings import write_figure
 from adaptsfl.reproduce.numbers import Evidence
@@ -76,7 +76,7 @@ def _speed_up_tables(evidence: Evidence) -> Iterator[Table]:
     yield table
 
 
-def _verdict_table(rows: list[ClaimRow]) -> Table:
+def _verdict_table(rows: list[JudgedClaim]) -> Table:
     table = plain_table("Claims of the paper, tried")
     table.add_column("verdict")
     table.add_column("claims", justify="right")

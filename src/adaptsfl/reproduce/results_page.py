@@ -13,7 +13,7 @@ from urllib.parse import quote
 from adaptsfl.report.markup import asset, filled, merged, security, settings, table, write_text
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.reproduce import panels
-from adaptsfl.reproduce.claims import ClaimRow
+from adaptsfl.reproduce.claims import JudgedClaim
 from adaptsfl.reproduce.drawings import csv_name
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Study, all_differences
@@ -24,7 +24,7 @@ COLOURS = {"holds": "good", "holds in part": "part", "does not hold": "bad"}  # 
 
 
 def write_results_page(
-    evidence: Evidence, figures: Path, claims: Sequence[ClaimRow], out: Path, *, commands: Sequence[str] = ()
+    evidence: Evidence, figures: Path, claims: Sequence[JudgedClaim], out: Path, *, commands: Sequence[str] = ()
 ) -> None:
     """Write the page to `out`.
 
@@ -36,7 +36,7 @@ def write_results_page(
     write_text(_page(evidence, figures, claims, out, commands), out)
 
 
-def _page(evidence: Evidence, figures: Path, claims: Sequence[ClaimRow], out: Path, commands: Sequence[str]) -> str:
+def _page(evidence: Evidence, figures: Path, claims: Sequence[JudgedClaim], out: Path, commands: Sequence[str]) -> str:
     css = asset("page.css") + asset("results.css")
     shown = [study for study in evidence.studies if panels.worth_drawing(evidence, study)]
     absent = [study for study in evidence.studies if study not in shown]
@@ -73,15 +73,16 @@ def _anchor(study: Study) -> str:
     return "figure-" + quote(study.name, safe="")
 
 
-def _claims(claims: Sequence[ClaimRow]) -> str:
+def _claims(claims: Sequence[JudgedClaim]) -> str:
     if not claims:
         return '<p class="note">None were judged.</p>'
     rows = []
-    for claim in claims:
-        badge = f'<span class="verdict {COLOURS.get(claim.verdict, "open")}">{escape(claim.verdict)}</span>'
+    for judged in claims:
+        claim = judged.claim
+        badge = f'<span class="verdict {COLOURS.get(judged.verdict, "open")}">{escape(judged.verdict)}</span>'
         said = f"{escape(claim.claim)}<small>{escape(claim.criterion)}</small>"
-        note = f"<small>{escape(claim.note)}</small>" if claim.note else ""
-        cells = [said, escape(claim.paper), escape(claim.measured) + note, badge]
+        note = f"<small>{escape(judged.note)}</small>" if judged.note else ""
+        cells = [said, escape(claim.paper), escape(judged.measured) + note, badge]
         cells_text = "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f'<tr><th scope="row">{escape(claim.figure)}</th>{cells_text}</tr>')
     return _scrolling("Claims", "claims", table(CLAIM_COLUMNS, rows))

@@ -22,14 +22,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from adaptsfl import checks
+from adaptsfl import checks, loading
 from adaptsfl.config import Recipe, Section, override_key, parse, read_toml
+from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput, naming, unknown
 
 Scale = Literal["smoke", "laptop", "paper"]
@@ -117,6 +119,12 @@ class Panel:
     def key(self) -> str:
         """Return figure/panel."""
         return f"{self.figure}/{self.name}"
+
+    @cached_property
+    def costs(self) -> CutCosts:
+        """The costs of every cut of its model; profiling takes seconds, and pictures, tables and claims need them."""
+        training = self.recipe.training
+        return loading.model_costs(self.recipe.model, training.batch_size, training.optimizer)
 
 
 @dataclass(frozen=True)
