@@ -11,7 +11,7 @@ from adaptsfl.reproduce import compare
 from adaptsfl.reproduce.claims import CLAIMS, JudgedClaim, judge, verdict_of
 from adaptsfl.reproduce.claims_page import claims_markdown, load_findings, with_findings
 from adaptsfl.reproduce.numbers import Evidence
-from adaptsfl.reproduce.speed_ups import speed_up_rows, speed_ups
+from adaptsfl.reproduce.speed_ups import speed_up_rows
 from adaptsfl.reproduce.study import SCALES, Panel, recipes_folder
 from paper_worlds import COSTS, Learning, as_printed, evidence_of, run_of, studies, turned_round
 
@@ -259,8 +259,8 @@ def test_nothing_is_compared_after_no_aggregation_at_all():
 def test_speed_ups_give_adaptsfl_first_wherever_the_recipe_has_it():
     evidence = evidence_of(as_printed)
     backwards = Evidence(evidence.studies, {key: runs[::-1] for key, runs in evidence.runs.items()})
-    headings, rows = speed_up_rows(speed_ups(backwards))
-    expected = speed_up_rows(speed_ups(evidence))
+    headings, rows = speed_up_rows(backwards)
+    expected = speed_up_rows(evidence)
     assert headings[2] == "AdaptSFL"
     assert [row[:3] for row in rows] == [row[:3] for row in expected[1]]
 

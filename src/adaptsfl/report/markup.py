@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from importlib import resources
@@ -74,6 +74,11 @@ def table(headings: Sequence[str], rows: Sequence[str]) -> str:
     """Return a table of rows that are markup already."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def row(head: str, cells: Iterable[str]) -> str:
+    """Return a row of a table; head and cells are markup already."""
+    return f'<tr><th scope="row">{head}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from adaptsfl.report.markup import asset, filled, merged, security, settings, table, write_text
+from adaptsfl.report.markup import asset, filled, merged, row, security, settings, table, write_text
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.reproduce import panels
 from adaptsfl.reproduce.claims import JudgedClaim
@@ -83,8 +83,7 @@ def _claims(claims: Sequence[JudgedClaim]) -> str:
         said = f"{escape(claim.claim)}<small>{escape(claim.criterion)}</small>"
         note = f"<small>{escape(judged.note)}</small>" if judged.note else ""
         cells = [said, escape(claim.paper), escape(judged.measured) + note, badge]
-        cells_text = "".join(f"<td>{cell}</td>" for cell in cells)
-        rows.append(f'<tr><th scope="row">{escape(claim.figure)}</th>{cells_text}</tr>')
+        rows.append(row(escape(claim.figure), cells))
     return _scrolling("Claims", "claims", table(CLAIM_COLUMNS, rows))
 
 
@@ -134,19 +133,15 @@ def _link(file: Path, here: Path) -> str:
 def _scale(studies: Sequence[Study]) -> str:
     """Return what is not as in the paper, in words and key by key."""
     words = list(dict.fromkeys(change for study in studies for change in study.changes))
-    rows = list(_difference_rows(studies))
+    rows = [
+        row(escape(key), map(escape, (_value(paper), _value(here), where)))
+        for key, paper, here, where in all_differences(studies)
+    ]
     if not words and not rows:
         return '<p class="note">Nothing: this is the paper’s setting.</p>'
     spoken = "".join(f"<li>{escape(change.strip())}</li>" for change in words)
     listed = _scrolling("Differences", "changes", table(DIFFERENCE_COLUMNS, rows)) if rows else ""
     return f'<ul class="words">{spoken}</ul><h3>Key by key</h3>{listed}'
-
-
-def _difference_rows(studies: Sequence[Study]) -> Iterator[str]:
-    """Give every changed key, with the figures in which it is."""
-    for key, paper, here, where in all_differences(studies):
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in (_value(paper), _value(here), where))
-        yield f'<tr><th scope="row">{escape(key)}</th>{cells}</tr>'
 
 
 def _value(value: Any) -> str:
