@@ -1,13 +1,14 @@
 """Claims are judged by what was run: worlds in which each holds, holds in part, does not, and was not tried."""
 
 import dataclasses
+import inspect
 import re
 
 import numpy as np
 import pytest
 
 from adaptsfl.errors import InvalidInput
-from adaptsfl.reproduce import compare
+from adaptsfl.reproduce import compare, comparisons
 from adaptsfl.reproduce.claims import CLAIMS, JudgedClaim, judge, verdict_of
 from adaptsfl.reproduce.claims_page import claims_markdown, load_findings, with_findings
 from adaptsfl.reproduce.numbers import Evidence
@@ -59,6 +60,12 @@ def test_claims_have_names_of_their_own_and_the_papers_order():
         assert claim.claim.endswith("."), claim.name
         assert "olds if" in claim.criterion, claim.name
         assert "in part if" in claim.criterion or "in part in" in claim.criterion, claim.name
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_every_row_names_panels_of_the_recipes_and_gives_what_its_comparison_takes(claim):
+    assert set(claim.panels) <= {panel.key for study in studies() for panel in study.panels}
+    inspect.signature(getattr(comparisons, claim.compare)).bind(None, "key", **claim.given)
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

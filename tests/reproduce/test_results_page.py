@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptsfl.errors import InvalidInput
-from adaptsfl.reproduce.claims import Claim, Comparison, JudgedClaim
-from adaptsfl.reproduce.comparisons import sooner
+from adaptsfl.reproduce.claims import Claim, JudgedClaim
 from adaptsfl.reproduce.drawings import write_figure
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.results_page import write_results_page
@@ -27,7 +26,8 @@ ROW = JudgedClaim(
         figure="Fig. 10",
         claim="AdaptSFL is fastest with any number of devices",
         criterion="Holds if it is at every point",
-        comparison=Comparison((), sooner),
+        panels=["devices/iid"],
+        compare="sooner",
     ),
     measured="6.1 times",
     verdict="holds",
@@ -161,7 +161,8 @@ def test_hostile_text_is_text(tmp_path):
         for panel in study.panels
     )
     study = dataclasses.replace(study, title=HOSTILE, figure=HOSTILE, changes=(HOSTILE,), panels=panels)
-    claim = Claim(HOSTILE, HOSTILE, HOSTILE, HOSTILE, ROW.claim.comparison, paper=HOSTILE)
+    texts = dict.fromkeys(("name", "figure", "claim", "criterion", "compare", "paper"), HOSTILE)
+    claim = Claim(**texts, panels=[])
     claims = [JudgedClaim(claim, HOSTILE, HOSTILE, HOSTILE)]
     evidence = Evidence((study,), evidence.runs)
     write_results_page(evidence, tmp_path, claims, tmp_path / "report.html", commands=[HOSTILE])

@@ -38,11 +38,6 @@ from adaptsfl.reproduce.compare import (
 )
 from adaptsfl.reproduce.numbers import Evidence, aggregations
 
-LEAST_LOSS = 0.1  # points: a smaller loss of accuracy is no divisor
-SLIGHTLY = 0.5  # a time that rises by half at most, from the richest to the poorest point of a sweep
-STEADY, FAIRLY_STEADY = 1.1, 1.25  # the longest time over the shortest
-MANY_TIMES = 7.7
-
 
 @dataclass(frozen=True)
 class Scored:
@@ -64,7 +59,7 @@ def _together(parts: Sequence[Scored]) -> Scored:
     return Scored("; ".join(part.measured for part in parts), [score for part in parts for score in part.scores])
 
 
-def sooner(evidence: Evidence, key: str, *others: str) -> Scored:
+def sooner(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
     """AdaptSFL reaches the common accuracy sooner than each other, at every point of a sweep."""
     ours = along(evidence, key, OURS)
     found = [(runs, slowdowns(runs, ours)) for runs in (along(evidence, key, policy) for policy in others)]
@@ -73,7 +68,7 @@ def sooner(evidence: Evidence, key: str, *others: str) -> Scored:
     return Scored(f"time over AdaptSFL's{where}: {text}", [float(longer(r)) for _, ratios in found for r in ratios])
 
 
-def as_accurate(evidence: Evidence, key: str, *others: str) -> Scored:
+def as_accurate(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
     """No other's converged accuracy is above AdaptSFL's."""
     ours = seeds_of(evidence, key, OURS)
     found = [(runs, points(ours, runs)) for runs in (seeds_of(evidence, key, policy) for policy in others)]
@@ -81,9 +76,9 @@ def as_accurate(evidence: Evidence, key: str, *others: str) -> Scored:
     return Scored(text, [float(not lower(difference)) for _, difference in found])
 
 
-def ahead(evidence: Evidence, key: str, *others: str) -> Scored:
+def ahead(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
     """AdaptSFL is sooner than each other, which is not more accurate: one score for both."""
-    time, accurate = sooner(evidence, key, *others), as_accurate(evidence, key, *others)
+    time, accurate = sooner(evidence, key, others), as_accurate(evidence, key, others)
     scores = [min(pair) for pair in zip(time.scores, accurate.scores, strict=True)]
     return Scored(f"{time.measured}; {accurate.measured}", scores)
 
@@ -96,7 +91,7 @@ def each_sooner(evidence: Evidence, key: str, first: Sequence[str], last: Sequen
     return Scored(f"{sum(right):.0f} of {len(right)} pairs sooner, the closest {min(ratios, key=_mean)}", right)
 
 
-def slower_than_iid(evidence: Evidence, key: str, *policies: str) -> Scored:
+def slower_than_iid(evidence: Evidence, key: str, policies: Sequence[str]) -> Scored:
     """Each policy takes longer than with IID data, at every point of a sweep."""
     noniid, iid = ([along(evidence, k, policy) for policy in policies] for k in (key, key.replace("noniid", "iid")))
     both = [pair for along_both in zip(noniid, iid, strict=True) for pair in zip(*along_both, strict=True)]
@@ -108,7 +103,7 @@ def slower_than_iid(evidence: Evidence, key: str, *policies: str) -> Scored:
     return Scored(f"longer in {sum(right):.0f} of {len(right)} cases, the closest {min(ratios, key=_mean)}", right)
 
 
-def worse(evidence: Evidence, key: str, *pairs: tuple[str, str]) -> Scored:
+def worse(evidence: Evidence, key: str, pairs: Sequence[Sequence[str]]) -> Scored:
     """The first of each pair takes longer than the second, and is not more accurate.
 
     Half if it takes longer but is more accurate, or is less accurate but does not take longer.
@@ -129,41 +124,38 @@ def _harm(evidence: Evidence, key: str, policy: str) -> tuple[Number, Number]:
     return points(ours, runs), slowdown(runs, ours)
 
 
-def gain(
-    evidence: Evidence, key: str, policy: str, words: str, printed: Mapping[str, tuple[float | None, float | None]]
-) -> Scored:
+def gain(evidence: Evidence, key: str, policy: str, words: str, printed: Mapping[str, Mapping[str, float]]) -> Scored:
     """AdaptSFL gains on a policy what the paper prints for the panel: points of accuracy, and a ratio of times."""
-    found = _harm(evidence, key, policy)
-    scores = [
-        reaches_printed(value, number, direction=direction)
-        for value, number, direction in zip(found, printed[key], (0.0, 1 + TIMES), strict=True)
-        if number is not None
-    ]
-    return Scored(words.format(points=found[0], times=found[1]), scores)
+    found = dict(zip(("points", "times"), _harm(evidence, key, policy), strict=True))
+    least = {"points": 0.0, "times": 1 + TIMES}
+    scores = [reaches_printed(found[k], number, direction=least[k]) for k, number in printed[key].items()]
+    return Scored(words.format(**found), scores)
 
 
-def many_times_sooner(evidence: Evidence, key: str, policy: str) -> Scored:
-    """AdaptSFL is `MANY_TIMES` as fast as a policy and no less accurate; half if it is only sooner."""
+def many_times_sooner(evidence: Evidence, key: str, policy: str, times: float) -> Scored:
+    """AdaptSFL is so many times as fast as a policy and no less accurate; half if it is only sooner."""
     lost, ratio = _harm(evidence, key, policy)
-    score = 0.0 if not longer(ratio) else 1.0 if ratio.reaches(MANY_TIMES) and not lower(lost) else 0.5
+    score = 0.0 if not longer(ratio) else 1.0 if ratio.reaches(times) and not lower(lost) else 0.5
     return Scored(f"time {ratio}, AdaptSFL more accurate by {lost}", [score])
 
 
-def more_harm(evidence: Evidence, key: str, policy: str, other: str, in_points: float, in_time: float) -> Scored:
-    """A policy loses several times as much on AdaptSFL as another, in accuracy and in time."""
+def more_harm(
+    evidence: Evidence, key: str, policy: str, other: str, points: float, times: float, least_points: float
+) -> Scored:
+    """A policy loses so many times as much on AdaptSFL as another: accuracy, and time.
+
+    Fewer than `least_points` are no divisor.
+    """
     lost, slow = _harm(evidence, key, policy)
     little, little_slow = _harm(evidence, key, other)
-    losses = Number(max(lost.mean, 0.0) / max(little.mean, LEAST_LOSS), unit="×")
+    losses = Number(max(lost.mean, 0.0) / max(little.mean, least_points), unit="×")
     slows = slowdown(seeds_of(evidence, key, policy), seeds_of(evidence, key, other))
     text = f"loss {lost} against {little}: {losses}; time {slow} against {little_slow}: {slows}"
-    scores = [
-        reaches_printed(losses, in_points, direction=1.0),
-        reaches_printed(slows, in_time, direction=1 + TIMES),
-    ]
-    return Scored(text, scores)
+    right = reaches_printed(losses, points, direction=1.0), reaches_printed(slows, times, direction=1 + TIMES)
+    return Scored(text, right)
 
 
-def falling_accuracy(evidence: Evidence, key: str, *policies: str) -> Scored:
+def falling_accuracy(evidence: Evidence, key: str, policies: Sequence[str]) -> Scored:
     """Converged accuracy falls from the first policy to the last, and rises nowhere between."""
     runs = [seeds_of(evidence, key, policy) for policy in policies]
     rises = any(less_accurate(before, after) for before, after in pairwise(runs))
@@ -171,7 +163,7 @@ def falling_accuracy(evidence: Evidence, key: str, *policies: str) -> Scored:
     return Scored(f"converged accuracy {_listed((seeds, accuracy(seeds)) for seeds in runs)}", [score])
 
 
-def rising_time(evidence: Evidence, key: str, *policies: str) -> Scored:
+def rising_time(evidence: Evidence, key: str, policies: Sequence[str]) -> Scored:
     """Time to the common accuracy rises from the first policy to the last, and falls nowhere between."""
     runs = [seeds_of(evidence, key, policy) for policy in policies]
     target = target_of(*runs)
@@ -181,7 +173,7 @@ def rising_time(evidence: Evidence, key: str, *policies: str) -> Scored:
     return Scored(f"time {to_accuracy(target)}: {times}", [score])
 
 
-def rising_accuracy_by_aggregation(evidence: Evidence, key: str, *policies: str) -> Scored:
+def rising_accuracy_by_aggregation(evidence: Evidence, key: str, policies: Sequence[str]) -> Scored:
     """Accuracy after as many aggregations as the last policy has in all rises from the first policy to the last."""
     runs = [seeds_of(evidence, key, policy) for policy in policies]
     fewest = {seed: aggregations(run)[-1] for seed, run in runs[-1].items()}
@@ -223,15 +215,15 @@ def more_with_noniid(evidence: Evidence, key: str, shallow: str, deep: str) -> S
     return Scored(f"lost, and slower: {text}", [float(lost_noniid.mean > lost.mean), float(slower)])
 
 
-def slight_rise(evidence: Evidence, key: str, other: str) -> Scored:
-    """From the richest to the poorest point of a sweep AdaptSFL's time rises slightly, and by less than another's."""
+def slight_rise(evidence: Evidence, key: str, other: str, most: float) -> Scored:
+    """From the richest to the poorest point of a sweep AdaptSFL's time rises `most` times, and less than another's."""
     both = along(evidence, key, OURS), along(evidence, key, other)
     target = target_of(*both[0], *both[1])
     share, other_share = (time_ratio(runs[0], runs[-1], target) for runs in both)  # richest last
     more, other_more = (mean_seconds(runs[0], target).mean - mean_seconds(runs[-1], target).mean for runs in both)
     exact = share.bound == "" and other_share.bound in ("", ">")
     scores = [
-        exact and share.mean <= 1 + SLIGHTLY,
+        exact and share.mean <= most,
         exact and share.mean * (1 + TIMES) < other_share.mean,
         exact and more < other_more,
     ]
@@ -255,8 +247,8 @@ def between(evidence: Evidence, key: str, policies: Sequence[str], slowest: str)
     return Scored(", ".join(texts), scores)
 
 
-def steady(evidence: Evidence, key: str) -> Scored:
-    """AdaptSFL's time is about the same at every point of a sweep."""
+def steady(evidence: Evidence, key: str, most: float, half: float) -> Scored:
+    """AdaptSFL's longest time over its shortest is `most` at most along a sweep; up to `half` counts half."""
     runs = along(evidence, key, OURS)
     target = target_of(*runs)
     times = [mean_seconds(seeds, target) for seeds in runs]
@@ -264,11 +256,11 @@ def steady(evidence: Evidence, key: str) -> Scored:
     # A time of which only a bound is known leaves the ratio open.
     bound: Bound = "?" if shortest.bound else ">" if any(time_s.bound for time_s in times) else ""
     ratio = Number(longest.mean / shortest.mean, bound=bound, unit="×")
-    score = 0.0 if bound else 1.0 if ratio.mean <= STEADY else 0.5 if ratio.mean <= FAIRLY_STEADY else 0.0
+    score = 0.0 if bound else 1.0 if ratio.mean <= most else 0.5 if ratio.mean <= half else 0.0
     return Scored(f"time {to_accuracy(target)} from {shortest} to {longest}: {ratio}", [score])
 
 
-def widening_gap(evidence: Evidence, key: str, *others: str) -> Scored:
+def widening_gap(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
     """Along a sweep each other's delay against AdaptSFL grows, in seconds at every step and as a share in all."""
     ours = along(evidence, key, OURS)
     return _together([_gap(ours, along(evidence, key, policy)) for policy in others])
