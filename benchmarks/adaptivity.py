@@ -35,7 +35,7 @@ from adaptsfl.config import Recipe, parse
 from adaptsfl.convergence import PowerRounds
 from adaptsfl.errors import TrainingDiverged
 from adaptsfl.planner import PlanProblem
-from adaptsfl.report.figures import HEIGHT, STYLE, WIDTH, save
+from adaptsfl.report.charts import HEIGHT, STYLE, WIDTH, save
 from adaptsfl.runs.folder import Run
 from adaptsfl.runs.record import Block
 from adaptsfl.simulation.experiment import Experiment

@@ -39,5 +39,5 @@ def test_another_suffix() -> None:
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InvalidInput, match=r"needs matplotlib\. Install it: pip install 'adaptsfl\[plots\]'"):
+    with pytest.raises(InvalidInput, match=r"need matplotlib\. Install it: pip install 'adaptsfl\[plots\]'"):
         plot_cuts(COSTS, "cuts.png")

@@ -1,19 +1,19 @@
 """Claims are judged by what was run: worlds in which each holds, holds in part, does not, and was not tried."""
 
 import dataclasses
+import inspect
 import re
 
 import numpy as np
 import pytest
 
-from adaptsfl import loading
 from adaptsfl.errors import InvalidInput
-from adaptsfl.reproduce import compare
-from adaptsfl.reproduce.claims import CLAIMS, ClaimRow, judge
+from adaptsfl.reproduce import compare, comparisons
+from adaptsfl.reproduce.claims import CLAIMS, JudgedClaim, judge, verdict_of
 from adaptsfl.reproduce.claims_page import claims_markdown, load_findings, with_findings
 from adaptsfl.reproduce.numbers import Evidence
-from adaptsfl.reproduce.speed_ups import speed_up_rows, speed_ups
-from adaptsfl.reproduce.study import SCALES, recipes_folder
+from adaptsfl.reproduce.speed_ups import speed_up_rows
+from adaptsfl.reproduce.study import SCALES, Panel, recipes_folder
 from paper_worlds import COSTS, Learning, as_printed, evidence_of, run_of, studies, turned_round
 
 NAMES = [claim.name for claim in CLAIMS]
@@ -23,11 +23,11 @@ FROM_COSTS = {"computing-by-cut", "communication-by-cut"}
 @pytest.fixture(autouse=True)
 def counted_costs(monkeypatch):
     """Costs counted by hand instead of a model that is built and profiled."""
-    monkeypatch.setattr(loading, "model_costs", lambda model, batch_size, optimizer: COSTS)
+    monkeypatch.setattr(Panel, "costs", COSTS)
 
 
-def judged(world, seeds=1) -> dict[str, ClaimRow]:
-    return {row.name: row for row in judge(evidence_of(world, seeds))}
+def judged(world, seeds=1) -> dict[str, JudgedClaim]:
+    return {row.claim.name: row for row in judge(evidence_of(world, seeds))}
 
 
 def changed(keys, change, policies=(), world=as_printed):
@@ -62,6 +62,12 @@ def test_claims_have_names_of_their_own_and_the_papers_order():
         assert "in part if" in claim.criterion or "in part in" in claim.criterion, claim.name
 
 
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_every_row_names_panels_of_the_recipes_and_gives_what_its_comparison_takes(claim):
+    assert set(claim.panels) <= {panel.key for study in studies() for panel in study.panels}
+    inspect.signature(getattr(comparisons, claim.compare)).bind(None, "key", **claim.given)
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_every_claim_holds_in_the_world_that_the_paper_describes(seeds):
     assert {name: row.verdict for name, row in judged(as_printed, seeds).items()} == dict.fromkeys(NAMES, "holds")
@@ -92,7 +98,7 @@ def test_every_claim_is_refuted_by_some_world(name):
 def test_costs_of_cuts_are_judged(monkeypatch, name, field, values, verdict):
     flat = {f.name: np.ones(3) for f in dataclasses.fields(COSTS) if f.name not in ("memory_bytes", "names")}
     costs = type(COSTS)(**{**flat, field: np.array(values)})
-    monkeypatch.setattr(loading, "model_costs", lambda model, batch_size, optimizer: costs)
+    monkeypatch.setattr(Panel, "costs", costs)
     assert judged(as_printed)[name].verdict == verdict
 
 
@@ -214,7 +220,7 @@ def test_unfinished_runs_and_lost_seeds_are_missing():
     stopped = {key: _with_last(evidence.runs[key], status="stopped") for key in panels}
     fewer = {key: evidence.runs[key][:-1] for key in panels}
     for runs, why in ((stopped, "psl (unfinished)"), (fewer, "some seeds")):
-        rows = {row.name: row for row in judge(Evidence(evidence.studies, {**evidence.runs, **runs}))}
+        rows = {row.claim.name: row for row in judge(Evidence(evidence.studies, {**evidence.runs, **runs}))}
         assert rows["psl-is-worst"].verdict == "not tried"
         assert why in rows["psl-is-worst"].measured
         assert rows["adaptive-interval-keeps-accuracy"].verdict == "holds"  # does not need that run
@@ -225,7 +231,7 @@ def test_times_along_a_sweep_are_compared_over_the_same_seeds():
     key = "uncertainty/compute"
     first = evidence.panel(key).sweep.fleets[0]
     fewer = tuple(run for run in evidence.runs[key] if (run.fleet, run.seed) != (first, 1))
-    rows = {row.name: row for row in judge(Evidence(evidence.studies, {**evidence.runs, key: fewer}))}
+    rows = {row.claim.name: row for row in judge(Evidence(evidence.studies, {**evidence.runs, key: fewer}))}
     assert rows["robust-to-measurement-errors"].verdict == "holds in part"
     assert f"not run: {key} adaptsfl, some seeds at some points" in rows["robust-to-measurement-errors"].measured
 
@@ -252,7 +258,7 @@ def test_nothing_is_compared_after_no_aggregation_at_all():
         else run
         for run in evidence.runs[key]
     )
-    rows = {row.name: row for row in judge(Evidence(evidence.studies, {**evidence.runs, key: short}))}
+    rows = {row.claim.name: row for row in judge(Evidence(evidence.studies, {**evidence.runs, key: short}))}
     assert rows["interval-accuracy-by-aggregation"].verdict == "not tried"
     assert rows["interval-accuracy-by-epoch"].verdict == "holds"
 
@@ -260,8 +266,8 @@ def test_nothing_is_compared_after_no_aggregation_at_all():
 def test_speed_ups_give_adaptsfl_first_wherever_the_recipe_has_it():
     evidence = evidence_of(as_printed)
     backwards = Evidence(evidence.studies, {key: runs[::-1] for key, runs in evidence.runs.items()})
-    headings, rows = speed_up_rows(speed_ups(backwards))
-    expected = speed_up_rows(speed_ups(evidence))
+    headings, rows = speed_up_rows(backwards)
+    expected = speed_up_rows(evidence)
     assert headings[2] == "AdaptSFL"
     assert [row[:3] for row in rows] == [row[:3] for row in expected[1]]
 
@@ -341,7 +347,7 @@ def test_less_accurate_is_less_by_more_than_noise(mean, spread, known):
     ],
 )
 def test_scores_add_up_to_a_verdict(scores, verdict):
-    assert compare.Tried("", scores).verdict == verdict
+    assert verdict_of(scores) == verdict
 
 
 def test_a_difference_smaller_than_noise_changes_no_verdict():

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from adaptsfl import loading
 from adaptsfl.errors import InvalidInput
 from adaptsfl.paper_costs import vgg16
-from adaptsfl.reproduce import numbers, panels
+from adaptsfl.reproduce import numbers
 from adaptsfl.reproduce.drawings import write_figure
 from adaptsfl.reproduce.numbers import Evidence
 from reproduced import evaluated_as, evidence_of
@@ -33,10 +34,7 @@ def _matplotlib(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def _costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """VGG-16 as counted by hand: measuring the real one takes seconds."""
-    monkeypatch.setattr(panels, "model_costs", lambda model, batch_size, optimizer: vgg16(10, batch_size))
-    panels._overhead.cache_clear()
-    yield
-    panels._overhead.cache_clear()
+    monkeypatch.setattr(loading, "model_costs", lambda model, batch_size, optimizer: vgg16(10, batch_size))
 
 
 def study_of(evidence: Evidence, name: str):

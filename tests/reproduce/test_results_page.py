@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptsfl.errors import InvalidInput
-from adaptsfl.reproduce.claims import ClaimRow
+from adaptsfl.reproduce.claims import Claim, JudgedClaim
 from adaptsfl.reproduce.drawings import write_figure
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.results_page import write_results_page
@@ -20,12 +20,15 @@ HOSTILE = (
 )
 
 
-ROW = ClaimRow(
-    name="devices-fastest",
-    figure="Fig. 10",
-    claim="AdaptSFL is fastest with any number of devices",
-    paper="–",
-    criterion="Holds if it is at every point",
+ROW = JudgedClaim(
+    Claim(
+        name="devices-fastest",
+        figure="Fig. 10",
+        claim="AdaptSFL is fastest with any number of devices",
+        criterion="Holds if it is at every point",
+        panels=["devices/iid"],
+        compare="sooner",
+    ),
     measured="6.1 times",
     verdict="holds",
 )
@@ -158,7 +161,9 @@ def test_hostile_text_is_text(tmp_path):
         for panel in study.panels
     )
     study = dataclasses.replace(study, title=HOSTILE, figure=HOSTILE, changes=(HOSTILE,), panels=panels)
-    claims = [ClaimRow(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE)]
+    texts = dict.fromkeys(("name", "figure", "claim", "criterion", "compare", "paper"), HOSTILE)
+    claim = Claim(**texts, panels=[])
+    claims = [JudgedClaim(claim, HOSTILE, HOSTILE, HOSTILE)]
     evidence = Evidence((study,), evidence.runs)
     write_results_page(evidence, tmp_path, claims, tmp_path / "report.html", commands=[HOSTILE])
     text = dom(tmp_path, tmp_path / "report.html")

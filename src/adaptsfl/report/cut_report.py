@@ -3,25 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
 from adaptsfl.errors import InvalidInput
-from adaptsfl.report.tables import plain_table
+from adaptsfl.report.charts import SUFFIXES, draw_cuts, drawing
+from adaptsfl.report.tables import filled_table
 
 KILO, MEGA = 1e3, 1e6
 DECIMALS = 2
-SUFFIXES = (".png", ".svg")
-BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"  # told apart by colour-blind readers too
 WIDTH_PER_CUT, LEAST_WIDTH, MOST_WIDTH = 0.42, 6.0, 20.0
 
 
 def cut_table(title: str, costs: CutCosts) -> Table:
     """Return one line per cut."""
-    table = plain_table(title)
-    table.add_column("cut", justify="right")
-    table.add_column("after layer")
     columns = [
         ("forward\nMFLOPs", costs.forward_flops / MEGA),
         ("backward\nMFLOPs", costs.backward_flops / MEGA),
@@ -30,12 +25,11 @@ def cut_table(title: str, costs: CutCosts) -> Table:
     ]
     if costs.memory_bytes is not None:
         columns.append(("memory\nMB", costs.memory_bytes / MEGA))
-    for heading, _ in columns:
-        table.add_column(heading, justify="right")
-    for index in range(costs.layers):
-        numbers = [f"{values[index]:,.{DECIMALS}f}" for _, values in columns]
-        table.add_row(str(index + 1), costs.name(index + 1), *numbers)
-    return table
+    rows = [
+        (str(cut), costs.name(cut), *(f"{values[cut - 1]:,.{DECIMALS}f}" for _, values in columns))
+        for cut in range(1, costs.layers + 1)
+    ]
+    return filled_table(title, ["cut", "after layer", *(heading for heading, _ in columns)], rows, left=["after layer"])
 
 
 def cut_data(costs: CutCosts) -> dict[str, Any]:
@@ -56,38 +50,20 @@ def plot_cuts(costs: CutCosts, path: str | Path, *, title: str = "") -> Path:
     """Write a figure of the device's work and traffic at every cut to `path`, as PNG or SVG by its suffix."""
     path = Path(path)
     check_suffix(path)
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 (an extra: only figures need it)
-        from matplotlib.ticker import EngFormatter  # noqa: PLC0415
-    except ImportError:
-        raise InvalidInput("plot", "needs matplotlib", "Install it: pip install 'adaptsfl[plots]'") from None
-    cuts = np.arange(1, costs.layers + 1)
+    names = [costs.name(cut) for cut in range(1, costs.layers + 1)]
+    work = {"forward": costs.forward_flops, "backward": costs.backward_flops}
+    traffic = {
+        "activations, per sample": costs.activation_bits / BITS_PER_BYTE,
+        "device's layers, per aggregation": costs.client_model_bits / BITS_PER_BYTE,
+    }
     width = min(MOST_WIDTH, max(LEAST_WIDTH, 1.5 + WIDTH_PER_CUT * costs.layers))
-    figure = Figure(figsize=(width, 5.6), layout="constrained")
-    work, traffic = figure.subplots(2, 1, sharex=True)
-    work.bar(cuts, costs.forward_flops, color=BLUE, label="forward")
-    work.bar(cuts, costs.backward_flops, bottom=costs.forward_flops, color=ORANGE, label="backward")
-    work.set_ylabel("device's work\n(FLOPs per sample)")
-    work.yaxis.set_major_formatter(EngFormatter(sep=" "))
-    traffic.plot(cuts, costs.activation_bits / BITS_PER_BYTE, "o-", color=GREEN, label="activations, per sample")
-    model_bytes = costs.client_model_bits / BITS_PER_BYTE
-    traffic.plot(cuts, model_bytes, "s--", color=PINK, label="device's layers, per aggregation")
-    traffic.set_yscale("log")
-    traffic.set_ylabel("traffic each way\n(bytes)")
-    traffic.yaxis.set_major_formatter(EngFormatter(unit="B", sep=" "))
-    traffic.set_xlabel("cut after layer")
-    traffic.set_xticks(cuts, [costs.name(int(cut)) for cut in cuts], rotation=60, ha="right", rotation_mode="anchor")
-    for axes in (work, traffic):
-        axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-    if title:
-        figure.suptitle(title)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise InvalidInput(
-            "plot", f"{path} cannot be written ({error.strerror})", "Give a file in a folder that exists"
-        ) from None
+    with drawing([path], (width, 5.6)) as figure:
+        above, below = draw_cuts(figure, names, work, traffic)
+        above.set_ylabel("device's work\nper sample")
+        below.set_ylabel("traffic each way")
+        below.set_xticks(range(1, costs.layers + 1), names, rotation=60, ha="right", rotation_mode="anchor")
+        above.legend()
+        below.legend()
+        if title:
+            figure.suptitle(title)
     return path

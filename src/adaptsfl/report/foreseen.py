@@ -4,7 +4,7 @@ from rich.table import Table
 
 from adaptsfl.latency import PHASES
 from adaptsfl.report.plan_report import seconds
-from adaptsfl.report.tables import plain_table
+from adaptsfl.report.tables import filled_table
 from adaptsfl.runs.folder import Run
 
 HEADINGS = ("phase", "foreseen", "measured", "measured / foreseen")
@@ -43,12 +43,8 @@ def foreseen_table(run: Run) -> Table | None:
     rows = foreseen_rows(run)
     if not rows:
         return None
-    table = plain_table("Seconds foreseen and measured, of a round and of an averaging")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "phase" else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    title = "Seconds foreseen and measured, of a round and of an averaging"
+    return filled_table(title, HEADINGS, rows, left=("phase",))
 
 
 def _row(title: str, foreseen: float, measured: float) -> tuple[str, ...]:

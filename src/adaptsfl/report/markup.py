@@ -4,7 +4,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -31,15 +32,21 @@ def embedded(data: Any) -> str:
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
-def write_text(text: str, out: Path) -> None:
-    """Write a page, creating its folder."""
+@contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """Explain why a file cannot be written."""
     try:
+        yield
+    except OSError as error:
+        problem = f"{path} cannot be written ({error.strerror})"
+        raise InvalidInput(what, problem, "Give a file in a folder that can be written") from None
+
+
+def write_text(text: str, out: Path, what: str = "report") -> None:
+    """Write a page or a table, creating its folder."""
+    with writing(what, out):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InvalidInput(
-            "report", f"{out} cannot be written ({error.strerror})", "Give a file in a folder that can be written"
-        ) from None
 
 
 def security(css: str, script: str = "", *, images: bool = False, fetches: bool = False) -> str:
@@ -67,6 +74,11 @@ def table(headings: Sequence[str], rows: Sequence[str]) -> str:
     """Return a table of rows that are markup already."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def row(head: str, cells: Iterable[str]) -> str:
+    """Return a row of a table; head and cells are markup already."""
+    return f'<tr><th scope="row">{head}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from adaptsfl.report.foreseen import HEADINGS as FORESEEN_HEADINGS
 from adaptsfl.report.foreseen import foreseen_rows
-from adaptsfl.report.markup import asset, embedded, filled, merged, security, settings, table, write_text
+from adaptsfl.report.markup import asset, embedded, filled, merged, row, security, settings, table, write_text
 from adaptsfl.report.page_data import page_data
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.report.series import Series, group, time_word
@@ -85,11 +85,11 @@ def _count(number: int, one: str, many: str) -> str:
 def _cards(summary: dict[str, Any], time: str) -> Iterator[tuple[str, str]]:
     """The first policy in a few numbers, against the highest target that all its seeds reach."""
     first, *others = summary["policies"]
-    reached = [row for row in first["targets"] if row["reached"] == row["of"]]
+    reached = [target for target in first["targets"] if target["reached"] == target["of"]]
     if reached:
-        row = reached[-1]
-        place = first["targets"].index(row)
-        yield seconds(row["time_s"]["mean"]), f"{first['label']} to {percent(row['target'])}, in {time}"
+        last = reached[-1]
+        place = first["targets"].index(last)
+        yield seconds(last["time_s"]["mean"]), f"{first['label']} to {percent(last['target'])}, in {time}"
         ratios = [(ratio, who["label"]) for who in others if (ratio := who["targets"][place]["speed_up"]) is not None]
         if ratios:
             least, most = min(ratios), max(ratios)
@@ -116,9 +116,7 @@ def _summary(summary: dict[str, Any], members: Sequence[Series]) -> str:
             '<svg class="swatch" width="12" height="12" aria-hidden="true">'
             f'<rect width="12" height="12" rx="2" fill="{series.colour}"/></svg>'
         )
-        lines.append(
-            f'<tr><th scope="row">{mark}{_lines(who)}</th>{"".join(f"<td>{_lines(cell)}</td>" for cell in cells)}'
-        )
+        lines.append(row(mark + _lines(who), map(_lines, cells)))
     return table(headings, lines)
 
 
@@ -130,11 +128,7 @@ def _lines(text: str) -> str:
 
 def _foreseen(runs: Sequence[Run]) -> str:
     """Return what deployments were thought to take against what they took; nothing for simulations."""
-    rows = [
-        f'<tr><th scope="row">{escape(who)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-        for run in runs
-        for who, *cells in foreseen_rows(run)
-    ]
+    rows = [row(escape(who), map(escape, cells)) for run in runs for who, *cells in foreseen_rows(run)]
     if not rows:
         return ""
     note = '<p class="note">As the latency model had it, from what was measured before each block, and as it was.</p>'
@@ -154,10 +148,7 @@ def _runs(members: Sequence[Series], time: str) -> str:
             "–" if run.final_accuracy is None else percent(run.final_accuracy),
             "–" if run.best_accuracy is None else percent(run.best_accuracy),
         )
-        name = run.folder.resolve().name
-        rows.append(
-            f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-        )
+        rows.append(row(escape(run.folder.resolve().name), map(escape, cells)))
     return table(headings, rows)
 
 

@@ -105,7 +105,7 @@ def _plan(run: Run) -> dict[str, Any]:
         edges = np.linspace(0.0, ends[-1], MOST_COLUMNS + 1)
         middles = (edges[:-1] + edges[1:]) / 2
         blocks = tuple(blocks[index] for index in np.searchsorted(ends, middles))
-    rows = np.arange(len(run.devices))[thinned(len(run.devices), MOST_ROWS)]
+    rows = thinned(len(run.devices), MOST_ROWS)
     wide = run.costs.layers > np.iinfo(np.uint8).max
     cuts = np.array([block.cuts for block in blocks]).T[rows]
     return {
@@ -144,7 +144,7 @@ def _timelines(run: Run) -> list[dict[str, Any]]:
 
 def _timeline(run: Run, timeline: Timeline) -> dict[str, Any]:
     """Of many devices some, with those that everybody waits for among them."""
-    lanes = set(np.arange(timeline.devices.size)[thinned(timeline.devices.size, MOST_LANES)].tolist())
+    lanes = set(thinned(timeline.devices.size, MOST_LANES).tolist())
     lanes |= {int(np.argmax(timeline.forward_s + timeline.upload_s))}
     lanes |= {int(np.argmax(timeline.download_s + timeline.backward_s))}
     rows = sorted(lanes)
@@ -196,7 +196,7 @@ def _is_number(value: object) -> bool:
 
 def _fleet(run: Run) -> dict[str, Any]:
     """Every device's rates, the mean over blocks, and how they are spread over the fleet."""
-    rows = np.arange(len(run.devices))[thinned(len(run.devices), MOST_ROWS)]
+    rows = thinned(len(run.devices), MOST_ROWS)
     rates = {name: _mean_rates(run, name) for name in RATES}
     return {
         "devices": [run.devices[row] for row in rows],
@@ -233,7 +233,7 @@ def _histogram(values: FloatArray) -> dict[str, Any]:
 
 
 def _some(blocks: Sequence[Block], most: int) -> list[Block]:
-    return [blocks[index] for index in np.arange(len(blocks))[thinned(len(blocks), most)]]
+    return [blocks[index] for index in thinned(len(blocks), most)]
 
 
 def _numbers(values: FloatArray, digits: int = 5) -> list[float | None]:

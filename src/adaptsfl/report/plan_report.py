@@ -10,7 +10,7 @@ from rich.text import Text
 
 from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel
 from adaptsfl.planner import Alternative, OtherRounds, Plan, PlanProblem, Sensitivity, time_ratio
-from adaptsfl.report.tables import plain_table
+from adaptsfl.report.tables import filled_table
 
 MOST_CUTS_SHOWN = 8
 
@@ -38,21 +38,22 @@ def plan_tables(
 
 def comparison_table(plans: Sequence[Plan]) -> RenderableType:
     """Return several solvers' plans for one problem side by side; the first is what the others are measured by."""
-    table = plain_table("Solvers")
-    for column in ("solver", "status", "interval", "cuts", "time", "slower by", "solved in", "ratio"):
-        table.add_column(column, justify="left" if column in ("solver", "status", "cuts") else "right")
-    for plan in plans:
-        table.add_row(
+    first = plans[0]
+    rows = [
+        (
             plan.solver,
             plan.status,
             f"{plan.interval:,}",
-            _cut_range(int(plan.cuts.min()), plan.deepest),
+            _cut_range(plan),
             seconds(plan.predicted_time_s),
-            f"{time_ratio(plan.predicted_time_s, plans[0].predicted_time_s) - 1:.4%}",
+            f"{time_ratio(plan.predicted_time_s, first.predicted_time_s) - 1:.4%}",
             seconds(plan.solve_s),
-            f"{plan.solve_s / plans[0].solve_s:,.1f}×",
+            f"{plan.solve_s / first.solve_s:,.1f}×",
         )
-    return table
+        for plan in plans
+    ]
+    headings = ("solver", "status", "interval", "cuts", "time", "slower by", "solved in", "ratio")
+    return filled_table("Solvers", headings, rows, left=("solver", "status", "cuts"))
 
 
 def plan_data(
@@ -63,26 +64,17 @@ def plan_data(
     rounds: Sequence[OtherRounds] = (),
 ) -> dict[str, Any]:
     """Return the plan and its evidence as plain data; times in seconds, cuts 1-based, one per device."""
+    times = ("predicted_time_s", "lower_bound_s", "solve_s", "solver", "nodes")
     data: dict[str, Any] = {
-        "status": plan.status,
-        "interval": plan.interval,
+        **_fields(plan, "status", "interval"),
         "cuts": plan.cuts.tolist(),
-        "predicted_time_s": plan.predicted_time_s,
-        "lower_bound_s": plan.lower_bound_s,
-        "solve_s": plan.solve_s,
-        "solver": plan.solver,
-        "nodes": plan.nodes,
-        "rounds_model": plan.rounds_model,
-        "rounds": plan.rounds,
-        "relative_rounds": plan.relative_rounds,
+        **_fields(plan, *times, "rounds_model", "rounds", "relative_rounds"),
         "round_s": float(problem.round_s(plan.cuts)),
         "aggregation_s": float(problem.aggregation_s(plan.cuts)),
         "drift_share": plan.drift_share,
         "phases": [
             {
-                "phase": phase.phase,
-                "title": phase.title,
-                "seconds": phase.seconds,
+                **_fields(phase, "phase", "title", "seconds"),
                 "total_s": plan.total_s(phase),
                 "bottleneck": phase.bottleneck,
             }
@@ -91,36 +83,33 @@ def plan_data(
     }
     if others:
         data["alternatives"] = [
-            {"title": row.title, "interval": row.interval, "cuts": list(row.cuts), "time_ratio": row.ratio}
-            for row in others
+            {**_fields(row, "title", "interval"), "cuts": list(row.cuts), "time_ratio": row.ratio} for row in others
         ]
     if sensitivities:
         data["sensitivity"] = [
-            {
-                "resource": row.resource,
-                "factor": row.factor,
-                "kept_time_s": row.kept_time_s,
-                "predicted_time_s": row.best.predicted_time_s,
-                "interval": row.best.interval,
-                "cuts": [int(row.best.cuts.min()), row.best.deepest],
-            }
-            for row in sensitivities
+            {**_fields(row, "resource", "factor", "kept_time_s"), **_new_plan(row.best)} for row in sensitivities
         ]
     if rounds:
-        data["other_rounds"] = [_other_rounds_data(row) for row in rounds]
+        data["other_rounds"] = [
+            {
+                "factor": row.factor,
+                "kept_time_s": row.kept_time_s if np.isfinite(row.kept_time_s) else None,
+                **_new_plan(row.best),
+                "relative_rounds": None if row.best is None else row.best.relative_rounds,
+            }
+            for row in rounds
+        ]
     return data
 
 
-def _other_rounds_data(row: OtherRounds) -> dict[str, Any]:
-    best = row.best
-    return {
-        "factor": row.factor,
-        "kept_time_s": row.kept_time_s if np.isfinite(row.kept_time_s) else None,
-        "predicted_time_s": None if best is None else best.predicted_time_s,
-        "interval": None if best is None else best.interval,
-        "cuts": None if best is None else [int(best.cuts.min()), best.deepest],
-        "relative_rounds": None if best is None else best.relative_rounds,
-    }
+def _fields(row: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+def _new_plan(best: Plan | None) -> dict[str, Any]:
+    if best is None:
+        return dict.fromkeys(("predicted_time_s", "interval", "cuts"))
+    return {**_fields(best, "predicted_time_s", "interval"), "cuts": [int(best.cuts.min()), best.deepest]}
 
 
 def seconds(value: float) -> str:
@@ -181,71 +170,62 @@ def _cut_words(problem: PlanProblem, plan: Plan) -> str:
 
 
 def _phase_table(plan: Plan) -> Table:
-    table = plain_table("Where the time goes")
-    table.add_column("phase")
-    table.add_column("what happens")
-    table.add_column("each time", justify="right")
-    table.add_column("in total", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("bottleneck")
-    for phase in plan.phases:
-        total_s = plan.total_s(phase)
-        share = total_s / plan.predicted_time_s if plan.predicted_time_s > 0 else 0.0
-        table.add_row(
-            phase.phase, phase.title, seconds(phase.seconds), seconds(total_s), f"{share:.1%}", phase.bottleneck
+    whole_s = plan.predicted_time_s
+    rows = [
+        (
+            phase.phase,
+            phase.title,
+            seconds(phase.seconds),
+            seconds(plan.total_s(phase)),
+            f"{plan.total_s(phase) / whole_s if whole_s > 0 else 0.0:.1%}",
+            phase.bottleneck,
         )
-    return table
+        for phase in plan.phases
+    ]
+    headings = ("phase", "what happens", "each time", "in total", "share", "bottleneck")
+    return filled_table("Where the time goes", headings, rows, left=("phase", "what happens", "bottleneck"))
 
 
 def _alternatives_table(others: Sequence[Alternative]) -> Table:
-    table = plain_table("What other plans would cost")
-    table.add_column("plan")
-    table.add_column("interval", justify="right")
-    table.add_column("cuts")
-    table.add_column("time", justify="right")
-    for row in others:
-        table.add_row(row.title, f"{row.interval:,}", _cut_range(*row.cuts), f"{row.ratio - 1:+.2%}")
-    return table
+    rows = [(row.title, f"{row.interval:,}", _span(*row.cuts), f"{row.ratio - 1:+.2%}") for row in others]
+    headings = ("plan", "interval", "cuts", "time")
+    return filled_table("What other plans would cost", headings, rows, left=("plan", "cuts"))
 
 
 def _sensitivity_table(plan: Plan, sensitivities: Sequence[Sensitivity]) -> Table:
-    table = plain_table("How the time would change with other resources, planned anew")
-    table.add_column("resource")
     factors = sorted({row.factor for row in sensitivities})
-    for factor in factors:
-        table.add_column(_factor(factor), justify="right")
-        table.add_column("plan")
+    found = {(row.resource, row.factor): row.best for row in sensitivities}
+    rows = []
     for resource in dict.fromkeys(row.resource for row in sensitivities):
-        cells = []
-        for factor in factors:
-            found = (row.best for row in sensitivities if (row.resource, row.factor) == (resource, factor))
-            best = next(found, None)
-            if best is None:
-                cells += ["–", ""]
-                continue
-            change = time_ratio(best.predicted_time_s, plan.predicted_time_s) - 1
-            unsure = "" if best.status == plan.status == "optimal" else "≈ "  # not both proven
-            cells += [f"{unsure}{change:+.1%}", _short(best)]
-        table.add_row(resource, *cells)
-    return table
+        new_plans = (found.get((resource, factor)) for factor in factors)
+        cells = [("–", "") if best is None else (_change(best, plan), _short(best)) for best in new_plans]
+        rows.append((resource, *(text for cell in cells for text in cell)))
+    headings = ["resource", *(heading for factor in factors for heading in (_factor(factor), "plan"))]
+    title = "How the time would change with other resources, planned anew"
+    return filled_table(title, headings, rows, left=("resource", "plan"))
 
 
 def _rounds_table(problem: PlanProblem, plan: Plan, rounds: Sequence[OtherRounds]) -> Table:
-    scale = problem.convergence.scale
-    table = plain_table("If longer intervals cost more or fewer rounds, planned anew")
-    for column in ("model", "time", "plan", "rounds ÷ I = 1", "plan kept"):
-        table.add_column(column, justify="left" if column in ("model", "plan") else "right")
+    rows = []
     for row in rounds:
-        title = f"{scale} {_factor(row.factor)}"
-        if row.best is None:
-            table.add_row(title, "–", "none makes progress", "–", "–")
+        title, best = f"{problem.convergence.scale} {_factor(row.factor)}", row.best
+        if best is None:
+            rows.append((title, "–", "none makes progress", "–", "–"))
             continue
-        change = time_ratio(row.best.predicted_time_s, plan.predicted_time_s) - 1
-        kept = time_ratio(row.kept_time_s, row.best.predicted_time_s) - 1
-        unsure = "" if row.best.status == plan.status == "optimal" else "≈ "  # not both proven
-        shown = f"{unsure}{kept:+.1%}" if np.isfinite(kept) else "makes no progress"
-        table.add_row(title, f"{unsure}{change:+.1%}", _short(row.best), f"{row.best.relative_rounds:.3g}", shown)
-    return table
+        kept = time_ratio(row.kept_time_s, best.predicted_time_s) - 1
+        shown = f"{_unsure(best, plan)}{kept:+.1%}" if np.isfinite(kept) else "makes no progress"
+        rows.append((title, _change(best, plan), _short(best), f"{best.relative_rounds:.3g}", shown))
+    headings = ("model", "time", "plan", "rounds ÷ I = 1", "plan kept")
+    title = "If longer intervals cost more or fewer rounds, planned anew"
+    return filled_table(title, headings, rows, left=("model", "plan"))
+
+
+def _change(best: Plan, plan: Plan) -> str:
+    return f"{_unsure(best, plan)}{time_ratio(best.predicted_time_s, plan.predicted_time_s) - 1:+.1%}"
+
+
+def _unsure(best: Plan, plan: Plan) -> str:
+    return "" if best.status == plan.status == "optimal" else "≈ "  # not both proven
 
 
 def _factor(factor: float) -> str:
@@ -253,8 +233,12 @@ def _factor(factor: float) -> str:
 
 
 def _short(plan: Plan) -> str:
-    return f"I {plan.interval:,}, cut {_cut_range(int(plan.cuts.min()), plan.deepest)}"
+    return f"I {plan.interval:,}, cut {_cut_range(plan)}"
 
 
-def _cut_range(shallowest: int, deepest: int) -> str:
+def _cut_range(plan: Plan) -> str:
+    return _span(int(plan.cuts.min()), plan.deepest)
+
+
+def _span(shallowest: int, deepest: int) -> str:
     return f"{deepest}" if shallowest == deepest else f"{shallowest}–{deepest}"

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from adaptsfl.checks import FloatArray
+from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.errors import InvalidInput
 from adaptsfl.runs.folder import Run
 
@@ -133,6 +133,6 @@ def points(run: Run, axis: Axis, value: Value) -> tuple[FloatArray, FloatArray]:
     return x[known], y[known]
 
 
-def thinned(size: int, most: int = MOST_POINTS) -> slice | np.ndarray:
+def thinned(size: int, most: int = MOST_POINTS) -> IntArray:
     """Return the indices of at most `most` of `size` entries, evenly spread, the first and the last among them."""
-    return slice(None) if size <= most else np.unique(np.linspace(0, size - 1, most).round().astype(np.int64))
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))

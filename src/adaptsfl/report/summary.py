@@ -7,8 +7,8 @@ from rich.table import Table
 
 from adaptsfl.costs import BITS_PER_BYTE
 from adaptsfl.report.plan_report import seconds
-from adaptsfl.report.series import Series, Spread, group, spread, time_word
-from adaptsfl.report.tables import plain_table
+from adaptsfl.report.series import Series, group, spread, time_word
+from adaptsfl.report.tables import filled_table
 from adaptsfl.runs.folder import Run
 
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -36,11 +36,11 @@ def _policy(series: Series, targets: Sequence[float]) -> dict[str, Any]:
         "policy": series.policy,
         "seeds": [run.seed for run in series.runs],
         "targets": [_target(series.runs, target) for target in targets],
-        "final_accuracy": _plain(spread(final)) if final else None,
+        "final_accuracy": spread(final)._asdict() if final else None,
         "best_accuracy": max(best) if best else None,
-        "bytes": _plain(spread(run.bits / BITS_PER_BYTE for run in series.runs)),
-        "time_s": _plain(spread(run.time_s for run in series.runs)),
-        "rounds": _plain(spread(run.rounds for run in series.runs)),
+        "bytes": spread(run.bits / BITS_PER_BYTE for run in series.runs)._asdict(),
+        "time_s": spread(run.time_s for run in series.runs)._asdict(),
+        "rounds": spread(run.rounds for run in series.runs)._asdict(),
     }
 
 
@@ -51,8 +51,8 @@ def _target(runs: Sequence[Run], target: float) -> dict[str, Any]:
         "target": target,
         "reached": len(times),
         "of": len(runs),
-        "time_s": _plain(spread(times)) if times else None,
-        "rounds": _plain(spread(rounds)) if rounds else None,
+        "time_s": spread(times)._asdict() if times else None,
+        "rounds": spread(rounds)._asdict() if rounds else None,
     }
 
 
@@ -61,10 +61,6 @@ def _ratio(own: dict[str, Any], first: dict[str, Any]) -> float | None:
     if any(row["reached"] < row["of"] for row in (own, first)) or not first["time_s"]["mean"]:
         return None
     return own["time_s"]["mean"] / first["time_s"]["mean"]
-
-
-def _plain(value: Spread) -> dict[str, float | None]:
-    return {"mean": value.mean, "spread": value.spread}
 
 
 def summary_rows(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -86,14 +82,8 @@ def summary_rows(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def summary_table(runs: Sequence[Run]) -> Table:
     """Return one line per policy."""
     data = summary_data(runs)
-    headings, rows = summary_rows(data)
-    time = time_word(runs).capitalize()
-    table = plain_table(f"{time} and rounds to each accuracy; speed-up is that of {data['first']}")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    title = f"{time_word(runs).capitalize()} and rounds to each accuracy; speed-up is that of {data['first']}"
+    return filled_table(title, *summary_rows(data), left=("policy",))
 
 
 def _who(policy: dict[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """The look that all tables share."""
 
+from collections.abc import Container, Iterable, Sequence
+
 from rich import box
 from rich.table import Table
 
@@ -7,3 +9,15 @@ from rich.table import Table
 def plain_table(title: str) -> Table:
     """Return an empty table without vertical lines."""
     return Table(title=title, title_justify="left", title_style="italic", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def filled_table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Container[str] = ()
+) -> Table:
+    """Return a table with these rows; all columns but those in `left` end at the right."""
+    table = plain_table(title)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -12,10 +12,10 @@ from pydantic import Field
 from adaptsfl.config import Section, parse, read_toml
 from adaptsfl.errors import unknown
 from adaptsfl.report.plan_report import seconds
-from adaptsfl.reproduce.claims import CLAIMS, ClaimRow
-from adaptsfl.reproduce.compare import POINTS, TIMES, Verdict
+from adaptsfl.reproduce.claims import CLAIMS, JudgedClaim, Verdict
+from adaptsfl.reproduce.compare import POINTS, TIMES
 from adaptsfl.reproduce.numbers import NEARLY, SAFELY, WINDOW, WORTHWHILE, Evidence
-from adaptsfl.reproduce.speed_ups import speed_up_rows, speed_ups
+from adaptsfl.reproduce.speed_ups import speed_up_rows
 from adaptsfl.reproduce.study import SCALES, Scale, all_differences
 
 FINDINGS = "findings.toml"
@@ -46,12 +46,12 @@ def load_findings(folder: Path, scale: Scale) -> dict[str, str]:
     return {name: by_scale[scale].strip() for name, by_scale in found.items() if scale in by_scale}
 
 
-def with_findings(rows: Sequence[ClaimRow], findings: Mapping[str, str]) -> list[ClaimRow]:
+def with_findings(rows: Sequence[JudgedClaim], findings: Mapping[str, str]) -> list[JudgedClaim]:
     """Return the rows with a finding as note of each that does not hold in full."""
-    return [replace(row, note=findings.get(row.name, "") if row.verdict != "holds" else "") for row in rows]
+    return [replace(row, note=findings.get(row.claim.name, "") if row.verdict != "holds" else "") for row in rows]
 
 
-def claims_markdown(rows: Sequence[ClaimRow], evidence: Evidence, command: str, machine: str) -> str:
+def claims_markdown(rows: Sequence[JudgedClaim], evidence: Evidence, command: str, machine: str) -> str:
     """Return the page.
 
     Args:
@@ -63,13 +63,22 @@ def claims_markdown(rows: Sequence[ClaimRow], evidence: Evidence, command: str, 
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def _markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "") -> str:
+    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+    return "\n".join(["| " + " | ".join(headings) + " |", rule or "|" + "---|" * len(headings), *lines])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", "<br>")
+
+
 def _speed_ups(evidence: Evidence) -> str:
-    headings, rows = speed_up_rows(speed_ups(evidence))
+    headings, rows = speed_up_rows(evidence)
     if not rows:
         return ""
-    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [headings, ["---"] * len(headings), *rows]]
     words = "AdaptSFL's virtual time to one accuracy, and how many times as long the others take to it:"
-    return "\n".join(["## How much sooner", "", words, "", *lines])
+    rule = "| " + " | ".join(["---"] * len(headings)) + " |"
+    return f"## How much sooner\n\n{words}\n\n{_markdown_table(list(map(_cell, headings)), rows, rule)}"
 
 
 def _head(evidence: Evidence, command: str, machine: str) -> str:
@@ -92,10 +101,8 @@ def _head(evidence: Evidence, command: str, machine: str) -> str:
 
 
 def _differences(differences: Sequence[tuple[str, Any, Any, str]]) -> str:
-    if not differences:
-        return ""
-    lines = [f"| `{key}` | {_value(paper)} | {_value(here)} | {where} |" for key, paper, here, where in differences]
-    return "\n".join(["| key of the recipe | paper | here | where |", "|---|---|---|---|", *lines])
+    rows = [(f"`{key}`", _value(paper), _value(here), where) for key, paper, here, where in differences]
+    return _markdown_table(("key of the recipe", "paper", "here", "where"), rows) if rows else ""
 
 
 def _value(value: Any) -> str:
@@ -120,46 +127,39 @@ def _seed_count(evidence: Evidence, figure: str) -> int:
     return max((len({run.seed for run in evidence.of(panel.key)}) for panel in panels if panel.runs), default=0)
 
 
-def _counts(rows: Sequence[ClaimRow]) -> str:
+def _counts(rows: Sequence[JudgedClaim]) -> str:
     counts = Counter(row.verdict for row in rows)
-    lines = [f"| {verdict} | {counts[verdict]} |" for verdict in VERDICTS]
-    return "\n".join(["| verdict | claims |", "|---|---:|", *lines, f"| all | {len(rows)} |"])
+    lines = [*((verdict, str(counts[verdict])) for verdict in VERDICTS), ("all", str(len(rows)))]
+    return _markdown_table(("verdict", "claims"), lines, "|---|---:|")
 
 
-def _table(rows: Sequence[ClaimRow], evidence: Evidence) -> str:
+def _table(rows: Sequence[JudgedClaim], evidence: Evidence) -> str:
     lines = [
-        "| figure | claim | tried at | paper | measured | verdict |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
-            row.figure,
-            f"{row.claim} [{row.name}](#{row.name})",
+        (
+            row.claim.figure,
+            f"{row.claim.claim} [{row.claim.name}](#{row.claim.name})",
             _tried_at(row, evidence),
-            row.paper,
+            row.claim.paper,
             row.measured,
             f"**{row.verdict}**",
-        ]
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    return "## Claims\n\n" + "\n".join(lines)
+        )
+        for row in rows
+    ]
+    return "## Claims\n\n" + _markdown_table(("figure", "claim", "tried at", "paper", "measured", "verdict"), lines)
 
 
-def _tried_at(row: ClaimRow, evidence: Evidence) -> str:
+def _tried_at(row: JudgedClaim, evidence: Evidence) -> str:
     if row.verdict == "not tried":
         return "–"
-    seeds = _seed_count(evidence, row.figure)
+    seeds = _seed_count(evidence, row.claim.figure)
     scale = evidence.studies[0].scale
-    return scale if not (seeds and row.trained) else f"{scale}, {seeds} seed{'s' if seeds > 1 else ''}"
+    return scale if not (seeds and row.claim.trained) else f"{scale}, {seeds} seed{'s' if seeds > 1 else ''}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", "<br>")
-
-
-def _details(rows: Sequence[ClaimRow]) -> str:
+def _details(rows: Sequence[JudgedClaim]) -> str:
     parts = ["## Criteria and notes"]
     for row in rows:
-        parts.append(f"### {row.name}\n\n{row.figure}, {row.verdict}. Criterion: {row.criterion}")
+        parts.append(f"### {row.claim.name}\n\n{row.claim.figure}, {row.verdict}. Criterion: {row.claim.criterion}")
         parts += [f"Why: {row.note}"] if row.note else []
     return "\n\n".join(parts)
 

@@ -1,29 +1,23 @@
-"""Runs compared, with their noise: times to one accuracy, accuracies in points, trends, and the verdict they add up to.
+"""Runs compared, with their noise: times to one accuracy, accuracies in points, trends.
 
 Every comparison is made seed by seed; its value is the mean over seeds, its spread their standard deviation.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 from adaptsfl.report.series import spread
-from adaptsfl.reproduce.numbers import (
-    Evidence,
-    common_target,
-    converged_accuracy,
-    time_to,
-)
+from adaptsfl.reproduce.numbers import Evidence, common_target, converged_accuracy, label_of, time_to
 from adaptsfl.runs.folder import Run
 
-Verdict = Literal["holds", "holds in part", "does not hold", "not tried"]
 POINTS = 1.0  # accuracies that differ by less are equal
 TIMES = 0.05  # and times, as a share
 
+Bound = Literal["", ">", "<", "?"]
 IN_POINTS, IN_PERCENT = " points", " %"
 _DECIMALS = {IN_POINTS: 2, IN_PERCENT: 1}
 
@@ -35,16 +29,27 @@ class Missing(Exception):
 
 
 def seeds_of(evidence: Evidence, key: str, policy: str, fleet: str = "") -> Seeds:
-    """Return the runs of one policy in figure/panel, and in one fleet of a sweep, by seed: all there, and finished."""
+    """Return the runs of one policy in figure/panel, and of one fleet of a sweep, by seed. All must have finished."""
     runs = {run.seed: run for run in evidence.of(key, policy=policy, fleet=fleet)}
-    if not runs or not all(run.whole and _evaluated(run) for run in runs.values()):
+    if not runs or not all(run.whole and np.isfinite(run.evaluations.accuracies).any() for run in runs.values()):
         name = " ".join(part for part in (key, policy, fleet and f"at {fleet}") if part)
         raise Missing(f"{name} (unfinished)" if runs else name)
     return runs
 
 
-def _evaluated(run: Run) -> bool:
-    return bool(np.isfinite(run.evaluations.accuracies).any())
+def along(evidence: Evidence, key: str, policy: str) -> list[Seeds]:
+    """Return the runs of a policy at every point of a sweep, from left to right; one entry if a panel has no sweep."""
+    panel = evidence.panel(key)
+    fleets = ("",) if panel is None or panel.sweep is None else panel.sweep.fleets
+    found = [seeds_of(evidence, key, policy, fleet) for fleet in fleets]
+    if len({frozenset(seeds) for seeds in found}) > 1:
+        raise Missing(f"{key} {policy}, some seeds at some points")
+    return found
+
+
+def label(runs: Seeds) -> str:
+    """Return the policy of runs as a legend calls it."""
+    return label_of(next(iter(runs.values())))
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Number:
 
     mean: float
     spread: float | None = None
-    bound: Literal["", ">", "<", "?"] = ""
+    bound: Bound = ""
     unit: str = ""
 
     def __str__(self) -> str:
@@ -115,7 +120,7 @@ def time_ratio(slow: Seeds, fast: Seeds, target: float) -> Number:
     seeds = _common(slow, fast)
     times = [(time_to(slow[s], target), time_to(fast[s], target)) for s in seeds]
     missed = any(long is None for long, _ in times), any(short is None for _, short in times)
-    bound: Literal["", ">", "<", "?"] = "?" if all(missed) else ">" if missed[0] else "<" if missed[1] else ""
+    bound: Bound = "?" if all(missed) else ">" if missed[0] else "<" if missed[1] else ""
     ratios = [
         (slow[s].time_s if long is None else long) / (fast[s].time_s if short is None else short)
         for s, (long, short) in zip(seeds, times, strict=True)
@@ -123,10 +128,16 @@ def time_ratio(slow: Seeds, fast: Seeds, target: float) -> Number:
     return Number(*spread(ratios), bound=bound, unit="×")
 
 
+def slowdowns(slow: Sequence[Seeds], fast: Sequence[Seeds]) -> list[Number]:
+    """Return the time ratios at every point of a sweep, to one accuracy that suits all of these runs."""
+    target = target_of(*slow, *fast)
+    ratios = [time_ratio(*pair, target) for pair in zip(slow, fast, strict=True)]
+    return [replace(ratio, unit=f"× {to_accuracy(target)}") for ratio in ratios]
+
+
 def slowdown(slow: Seeds, fast: Seeds) -> Number:
     """Return how many times the fast one's time the slow one takes to the accuracy that suits both."""
-    target = target_of(slow, fast)
-    return replace(time_ratio(slow, fast, target), unit=f"× {to_accuracy(target)}")
+    return slowdowns([slow], [fast])[0]
 
 
 def to_accuracy(target: float) -> str:
@@ -152,64 +163,11 @@ def _common(first: Seeds, second: Seeds) -> list[int]:
     return list(first)
 
 
-def falling_accuracy(series: Sequence[Seeds]) -> float:
-    """Return 1 if accuracy falls from the first to the last and rises nowhere between, by more than noise each.
-
-    Half if it falls from the first to the last but rises between, 0 if it does not fall.
-    """
-    rises = any(less_accurate(before, after) for before, after in pairwise(series))
-    return trend(ends=less_accurate(series[-1], series[0]), against=rises)
-
-
-def rising_time(series: Sequence[Seeds]) -> float:
-    """Return the same for times to a common accuracy that rise."""
-    target = target_of(*series)
-    falls = any(longer(time_ratio(before, after, target)) for before, after in pairwise(series))
-    return trend(ends=longer(time_ratio(series[-1], series[0], target)), against=falls)
-
-
 def trend(*, ends: bool, against: bool) -> float:
-    """Return the score of a trend: whether the ends show it, and whether some step goes against it."""
+    """Score a trend: 1 if the ends show it and no step goes against it, half if only the ends show it."""
     return 0.0 if not ends else 0.5 if against else 1.0
 
 
-def printed(value: Number, number: float, *, direction: float) -> float:
-    """Return 1 for a value that reaches the printed number, half for one beyond `direction` only, else 0."""
+def reaches_printed(value: Number, number: float, *, direction: float) -> float:
+    """Score a value: 1 if it reaches the printed number, half if it only exceeds `direction`, else 0."""
     return 1.0 if value.reaches(number) else 0.5 if value.bound in ("", ">") and value.mean > direction else 0.0
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What was measured, and a score for every comparison: 1 as claimed, 0 not, half for the direction alone."""
-
-    measured: str
-    scores: Sequence[float]
-
-    @property
-    def verdict(self) -> Verdict:
-        """All as claimed, at least half of it, or less."""
-        if not self.scores:
-            return "not tried"
-        if min(self.scores) == 1:
-            return "holds"
-        return "holds in part" if sum(self.scores) >= len(self.scores) / 2 else "does not hold"
-
-
-def over_panels(keys: Iterable[str], one: Callable[[str], Tried]) -> tuple[str, Verdict]:
-    """Try a claim in several panels. Where some were not run it holds in part at best."""
-    tried: dict[str, Tried] = {}
-    missing = []
-    for key in keys:
-        try:
-            tried[key] = one(key)
-        except Missing as error:
-            missing.append(str(error))
-    if not tried:
-        raise Missing(", ".join(missing))
-    scores = [score for found in tried.values() for score in found.scores]
-    texts = [f"{key}: {found.measured}" for key, found in tried.items()]
-    verdict = Tried("", scores).verdict
-    if missing:
-        texts.append(f"not run: {', '.join(missing)}")
-        verdict = "holds in part" if verdict == "holds" else verdict
-    return "\n".join(texts), verdict

@@ -1,30 +1,42 @@
 """The paper's figures, drawn from runs: PNG and SVG, and beside them every number as CSV."""
 
 import csv
+import io
 import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adaptsfl.errors import InvalidInput
-from adaptsfl.report.figures import STYLE, need_matplotlib, plain_label, save, unit_of
+from adaptsfl.checks import FloatArray
+from adaptsfl.costs import BITS_PER_BYTE
+from adaptsfl.report.charts import (
+    STYLE,
+    AxisSpec,
+    Look,
+    Trace,
+    Unit,
+    draw_cuts,
+    draw_lines,
+    drawing,
+    pictures,
+    plain_label,
+    unit_of,
+)
+from adaptsfl.report.markup import write_text
 from adaptsfl.report.series import COLOURS, OURS, Spread
 from adaptsfl.reproduce import panels
 from adaptsfl.reproduce.numbers import Evidence
-from adaptsfl.reproduce.panels import PAPER_ORDER, Line, Table
+from adaptsfl.reproduce.panels import FAR_APART, PAPER_ORDER, Line
 from adaptsfl.reproduce.study import Panel, Study
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure, SubFigure
 
 WIDTH, ROW_HEIGHT, HIGH_ROW, REST_HEIGHT = 7.2, 2.75, 3.3, 0.75  # inches; half the width is a column of the paper
-BAND = 0.15  # opacity
 SHORT_TITLE, LONGEST_TITLE, LONGEST_FOOTER = 46, 52, 150  # letters in a line
 SPARSE = (0.0, 0.11)  # of the diagonal of the axes, between two markers
 PAPER_STYLE: dict[Any, Any] = {
@@ -48,57 +60,34 @@ PLACES = {
     **{"sfl": 1, "fixed@I=1": 1, "fixed@I=5": 2, "fixed@I=15": 4, "fixed@I=25": 3, "psl": 6},
     **{"fixed@L_c=2": 1, "fixed@L_c=4": 2, "fixed@L_c=8": 3, "fixed@L_c=12": 4},
 }
-Unit = tuple[float, str]  # its seconds, its name
-
-
-class Look(NamedTuple):
-    """How a policy is drawn."""
-
-    colour: str
-    marker: str
-    width: float
-    on_top: int
 
 
 def write_figure(study: Study, evidence: Evidence, folder: Path) -> list[Path]:
     """Draw a figure into `folder`, creating it, and return the files: pictures and tables.
 
-    Where it needs runs and has none, nothing is written. Without matplotlib the tables are, before that is said.
+    A figure that needs runs and has none is not written. Without matplotlib the tables are written before the error.
     """
     if not panels.worth_drawing(evidence, study):
         return []
-    drawn = [panel for panel in study.panels if not panels.missing(evidence, panel)]
-    tables = [_write_csv(folder / csv_name(panel), panels.table(evidence, panel)) for panel in drawn]
-    need_matplotlib()
-    import matplotlib  # noqa: PLC0415 (an extra: only drawings need it)
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    with matplotlib.rc_context(PAPER_STYLE):
-        rows = (len(study.panels) + 1) // 2
-        each = HIGH_ROW if any(panel.draw == "overhead" for panel in study.panels) else ROW_HEIGHT
-        figure = Figure(figsize=(WIDTH, rows * each + REST_HEIGHT), layout="constrained")
-        _draw(figure, study, evidence, rows)
-        pictures = [save(figure, folder / f"{study.name}{suffix}") for suffix in (".png", ".svg")]
-    return [*pictures, *tables]
+    tables = []
+    for panel in study.panels:
+        if not panels.missing(evidence, panel):
+            tables.append(folder / csv_name(panel))
+            text = io.StringIO()
+            columns, rows = panels.table(evidence, panel)
+            csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+            write_text(text.getvalue(), tables[-1], "figures")
+    rows_of_panels = (len(study.panels) + 1) // 2
+    each = HIGH_ROW if any(panel.draw == "overhead" for panel in study.panels) else ROW_HEIGHT
+    files = pictures(folder, study.name)
+    with drawing(files, (WIDTH, rows_of_panels * each + REST_HEIGHT), PAPER_STYLE) as figure:
+        _draw(figure, study, evidence, rows_of_panels)
+    return [*files, *tables]
 
 
 def csv_name(panel: Panel) -> str:
     """Return how the file of a panel's numbers is called."""
     return f"{panel.figure}-{panel.name}.csv"
-
-
-def _write_csv(path: Path, table: Table) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(table.columns)
-            writer.writerows(table.rows)
-    except OSError as error:
-        raise InvalidInput(
-            "figures", f"{path} cannot be written ({error.strerror})", "Give a folder that can be written"
-        ) from None
-    return path
 
 
 def _draw(figure: "Figure", study: Study, evidence: Evidence, rows: int) -> None:
@@ -111,13 +100,15 @@ def _draw(figure: "Figure", study: Study, evidence: Evidence, rows: int) -> None
         _draw_panel(part, panel, evidence, looks, unit)
         title = f"({letter}) {panel.title}"
         middle = 0.54 if len(title) <= SHORT_TITLE else 0.5  # of the axes, or of all the room that there is
-        part.supxlabel("\n".join(textwrap.wrap(plain_label(title), LONGEST_TITLE)), x=middle, fontsize=9)
+        part.supxlabel(_wrapped(title, LONGEST_TITLE), x=middle, fontsize=9)
     _level_labels(parts)
     _legends(figure, parts, study)
-    footer = "\n".join(
-        line for text in panels.caption(study, evidence) for line in textwrap.wrap(plain_label(text), LONGEST_FOOTER)
-    )
+    footer = "\n".join(_wrapped(text, LONGEST_FOOTER) for text in panels.caption(study, evidence))
     figure.supxlabel(footer, x=0.01, ha="left", fontsize=6.5, color="#555555")
+
+
+def _wrapped(text: str, letters: int) -> str:
+    return "\n".join(textwrap.wrap(plain_label(text), letters))
 
 
 def _level_labels(parts: Sequence["SubFigure"]) -> None:
@@ -135,52 +126,47 @@ def _looks(study: Study, evidence: Evidence) -> dict[str, Look]:
     taken = {PLACES[policy] for policy in shown if policy in PLACES}
     left = [place for place in range(1, len(COLOURS)) if place not in taken] or [len(COLOURS) - 1]
     others = [policy for policy in shown if policy not in PLACES]
-    places = {policy: left[k % len(left)] for k, policy in enumerate(others)}
-    return {policy: _look(policy, PLACES.get(policy, places.get(policy, 0))) for policy in shown}
-
-
-def _look(policy: str, place: int) -> Look:
-    ours = policy == OURS
-    return Look(COLOURS[place], MARKERS[place], 2.2 if ours else 1.3, 4 if ours else 3)
+    places = {**PLACES, **{policy: left[k % len(left)] for k, policy in enumerate(others)}}
+    return {
+        policy: Look(
+            COLOURS[places[policy]],
+            width=2.2 if policy == OURS else 1.3,
+            marker=MARKERS[places[policy]],
+            on_top=4 if policy == OURS else 3,
+        )
+        for policy in shown
+    }
 
 
 def _legends(figure: "Figure", parts: Sequence["SubFigure"], study: Study) -> None:
     """One legend of policies for all panels; where a panel shows something else, each panel has its own above it."""
-    entries = [_entries(part) for part in parts]
-    if all(panel.draw != "overhead" for panel in study.panels):
-        found = {label: handle for entry in entries for label, handle in entry.items()}
+    pairs = [
+        [pair for axes in part.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)] for part in parts
+    ]
+    entries = [{label: handle for handle, label in found} for found in pairs]
+    common = all(panel.draw != "overhead" for panel in study.panels)
+    if common:
+        entries = [{label: handle for entry in entries for label, handle in entry.items()}]
+    for place, found in zip([figure] if common else parts, entries, strict=True):
+        columns = min(6, len(found)) if common else (len(found) + 1) // 2  # two rows each: neighbours are as high
         if found:
-            figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=min(6, len(found)))
-        return
-    for part, found in zip(parts, entries, strict=True):
-        if found:
-            columns = (len(found) + 1) // 2  # two rows each, so that neighbours are as high
-            part.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns)
-
-
-def _entries(part: "SubFigure") -> dict[str, "Artist"]:
-    pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in part.axes)
-    return {label: handle for axes in pairs for handle, label in axes}
+            place.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns)
 
 
 def _draw_panel(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
     if why := panels.missing(evidence, panel):
         _words_instead(part.subplots(), why)
-        return
-    match panel.draw:
-        case "converged":
-            _converged(part, panel, evidence, looks, unit)
-        case "sweep":
-            _sweep(part.subplots(), panel, evidence, looks, unit)
-        case "overhead":
-            _overhead(part, panels.overhead(panel))
-        case _:
-            _lines(part.subplots(), panel, evidence, looks, unit)
+    elif panel.draw == "converged":
+        _converged(part, panels.converged(evidence, panel), looks, unit)
+    elif panel.draw == "overhead":
+        _overhead(part, panel)
+    else:
+        _lines(part.subplots(), panel, evidence, looks, unit)
 
 
 def _words_instead(axes: "Axes", why: str) -> None:
     axes.set_axis_off()
-    axes.text(0.5, 0.5, "\n".join(textwrap.wrap(plain_label(why), 36)), ha="center", va="center", color="#777777")
+    axes.text(0.5, 0.5, _wrapped(why, 36), ha="center", va="center", color="#777777")
 
 
 def _lines(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
@@ -188,72 +174,45 @@ def _lines(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look
     if not found:
         _words_instead(axes, "no mean: seeds have no x in common")
         return
-    scale = unit[0] if panel.draw == "time" else 1.0
-    if panel.draw == "time":
-        _time_axis(axes, panels.time_axis(evidence, panel), found, unit)
-    elif panel.draw == "epochs":
-        axes.set_xlabel("epochs")
-        axes.set_xlim(0, panels.ROOM * max(float(line.curve.x[-1]) for line in found))
-    else:
-        _aggregations_axis(axes, found)
-    for line in found:
-        look, (x, mean, spread) = looks[line.policy], line.curve
-        if axes.get_xscale() == "log":
-            x, mean, spread = x[x > 0], mean[x > 0], None if spread is None else spread[x > 0]
-        _plot(axes, x / scale, 100 * mean, look, line.label, every=SPARSE)
-        if spread is not None:
-            low, high = 100 * (mean - spread), 100 * (mean + spread)
-            axes.fill_between(x / scale, low, high, color=look.colour, alpha=BAND, linewidth=0, zorder=look.on_top - 2)
-    axes.set_ylabel("test accuracy (%)")
+    every = 1 if panel.sweep is not None else SPARSE
+    traces = [Trace(_shown(line.label), line.curve, looks[line.policy]._replace(every=every)) for line in found]
+    draw_lines(axes, traces, _x_axis(evidence, panel, found, unit), _y_axis(evidence, panel, found, unit))
 
 
-def _time_axis(axes: "Axes", axis: panels.TimeAxis, found: Sequence[Line], unit: Unit) -> None:
-    scale, name = unit
-    axes.set_xlabel(f"training time ({name})")
-    first = min(line.curve.x[0] for line in found)
+def _x_axis(evidence: Evidence, panel: Panel, found: Sequence[Line], unit: Unit) -> AxisSpec:
+    lasts = [float(line.curve.x[-1]) for line in found]
+    if panel.sweep is not None:
+        return AxisSpec(_wrapped(panel.sweep.axis, 46), logarithmic=_geometric(found[0].curve.x), ticks=panel.sweep.xs)
+    if panel.draw == "epochs":
+        return AxisSpec("epochs", limits=(0, panels.ROOM * max(lasts)))
+    if panel.draw == "aggregations":
+        some = [last for last in lasts if last >= 1]
+        apart = bool(some) and max(some) > FAR_APART * min(some)
+        return AxisSpec(
+            "rounds of model aggregation", logarithmic=apart, limits=(0.9, 1.2 * max(some)) if apart else None
+        )
+    axis, first, (scale, name) = panels.time_axis(evidence, panel), min(line.curve.x[0] for line in found), unit
     if axis.logarithmic and first > 0:
-        axes.set_xscale("log")
-        _tick_powers(axes.xaxis)
-        axes.set_xlim(0.8 * first / scale, 1.2 * axis.end_s / scale)
-    else:
-        axes.set_xlim(0, axis.end_s / scale)
+        limits = 0.8 * first / scale, 1.2 * axis.end_s / scale
+        return AxisSpec(f"training time ({name})", scale, logarithmic=True, limits=limits)
+    return AxisSpec(f"training time ({name})", scale, limits=(0, axis.end_s / scale))
 
 
-def _aggregations_axis(axes: "Axes", found: Sequence[Line]) -> None:
-    axes.set_xlabel("rounds of model aggregation")
-    lasts = [last for line in found if (last := float(line.curve.x[-1])) >= 1]
-    if lasts and max(lasts) > panels.FAR_APART * min(lasts):
-        axes.set_xscale("log")
-        _tick_powers(axes.xaxis)
-        axes.set_xlim(0.9, 1.2 * max(lasts))
+def _y_axis(evidence: Evidence, panel: Panel, found: Sequence[Line], unit: Unit) -> AxisSpec:
+    if panel.sweep is None:
+        return AxisSpec("test accuracy (%)", 0.01)
+    times = [time_s for line in found for time_s in line.curve.mean if np.isfinite(time_s)]
+    label = f"converged time ({unit[1]}),\nto {100 * panels.target(evidence, panel):.3g} % accuracy"
+    apart = bool(times) and max(times) > FAR_APART * min(times)
+    return AxisSpec(label, unit[0], logarithmic=apart, limits=None if apart else (0, None))
 
 
-def _tick_powers(axis: "Axis", *, base: float = 10, at: Sequence[float] = ()) -> None:
-    """Give a logarithmic axis numbers as people write them."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
-
-    axis.set_major_locator(LogLocator(base=base))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-    if at:
-        axis.set_ticks(at)
-        axis.set_ticks([], minor=True)
-
-
-def _plot(axes: "Axes", x: Any, y: Any, look: Look, label: str, *, every: int | tuple[float, float] = 1) -> None:
-    axes.plot(
-        x,
-        y,
-        color=look.colour,
-        linewidth=look.width,
-        marker=look.marker,
-        markersize=4.2,
-        markeredgewidth=0.5,
-        markeredgecolor="white",
-        markevery=every,
-        zorder=look.on_top,
-        label=_shown(label),
-    )
+def _geometric(xs: FloatArray) -> bool:
+    """Whether points multiply rather than add: each at least as many times the one before as steps would not be."""
+    if xs.size < 2 or xs[0] <= 0 or xs[-1] / xs[0] < 2:
+        return False
+    ratios, steps = xs[1:] / xs[:-1], np.diff(xs)
+    return bool(np.ptp(np.log(ratios)) < np.ptp(np.log(steps)) or xs.size == 2)
 
 
 def _shown(label: str) -> str:
@@ -261,18 +220,16 @@ def _shown(label: str) -> str:
     return re.sub(r"^(I|L_c) = ", r"$\1$ = ", plain_label(label))
 
 
-def _converged(part: "SubFigure", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
+def _converged(part: "SubFigure", found: Sequence[panels.Converged], looks: dict[str, Look], unit: Unit) -> None:
     """Accuracies beside times, one bar per policy, the first on top."""
-    _, found = panels.converged(evidence, panel)
-    scale, name = unit
     accuracy, time = part.subplots(1, 2, sharey=True)
     colours = [looks[one.policy].colour for one in found]
     _bars(accuracy, [one.accuracy for one in found], 0.01, colours)
-    _bars(time, [one.time_s for one in found], scale, colours)
+    _bars(time, [one.time_s for one in found], unit[0], colours)
     accuracy.set_yticks(range(len(found)), [_shown(one.label) for one in found])
     accuracy.invert_yaxis()
     accuracy.set_xlabel("accuracy (%)")
-    time.set_xlabel(f"time ({name})")
+    time.set_xlabel(f"time ({unit[1]})")
 
 
 def _bars(axes: "Axes", values: Sequence[Spread], scale: float, colours: Sequence[str]) -> None:
@@ -295,58 +252,16 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _sweep(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look], unit: Unit) -> None:
-    assert panel.sweep is not None
-    target, found = panels.sweep(evidence, panel)
-    xs = np.array(panel.sweep.xs)
-    scale, name = unit
-    for line in found:
-        look = looks[line.policy]
-        means = np.array([np.nan if time is None else time.mean for time in line.times_s]) / scale
-        spreads = np.array([0.0 if time is None else time.spread or 0.0 for time in line.times_s]) / scale
-        _plot(axes, xs, means, look, line.label)
-        if spreads.any():
-            axes.fill_between(xs, means - spreads, means + spreads, color=look.colour, alpha=BAND, linewidth=0)
-    if _geometric(xs):
-        axes.set_xscale("log")
-        _tick_powers(axes.xaxis, at=panel.sweep.xs)
-    else:
-        axes.set_xticks(panel.sweep.xs)
-    times = [time.mean for line in found for time in line.times_s if time is not None]
-    if times and max(times) > panels.FAR_APART * min(times):
-        axes.set_yscale("log")
-        _tick_powers(axes.yaxis)
-    else:
-        axes.set_ylim(bottom=0)
-    axes.set_xlabel("\n".join(textwrap.wrap(plain_label(panel.sweep.axis), 46)))
-    axes.set_ylabel(f"converged time ({name}),\nto {100 * target:.3g} % accuracy")
-
-
-def _geometric(xs: Any) -> bool:
-    """Whether points multiply rather than add: each at least as many times the one before as steps would not be."""
-    if xs.size < 2 or xs[0] <= 0 or xs[-1] / xs[0] < 2:
-        return False
-    ratios, steps = xs[1:] / xs[:-1], np.diff(xs)
-    return bool(np.ptp(np.log(ratios)) < np.ptp(np.log(steps)) or xs.size == 2)
-
-
-def _overhead(part: "SubFigure", found: panels.Overhead) -> None:
-    compute, traffic = part.subplots(2, 1, sharex=True)
-    cuts = np.arange(1, len(found.names) + 1)
-    compute.bar(cuts, found.compute_gflop, width=0.7, color=COLOURS[0])
-    compute.set_ylabel("computing\n(GFLOP)")
-    compute.locator_params(axis="y", nbins=4)
-    both_ways = found.activations_mb + found.gradients_mb
-    look: dict[str, Any] = {"markersize": 3.5, "linewidth": 1.3}
-    traffic.plot(cuts, both_ways, "o-", color=COLOURS[5], label="activations and gradients, a round", **look)
-    traffic.plot(cuts, 2 * found.model_mb, "x--", color=COLOURS[6], label="model up and down, an aggregation", **look)
-    traffic.set_yscale("log")
-    _tick_powers(traffic.yaxis, base=100)
-    traffic.set_ylabel("traffic\n(MB)")
-    every = max(1, cuts.size // 20)
-    names = [plain_label(f"{cut} {name}") for cut, name in zip(cuts, found.names, strict=True)]
-    traffic.set_xticks(cuts[::every], names[::every], rotation=90, fontsize=6.5)
-    traffic.set_xlabel("split point: after layer")
-    part.align_ylabels()
-    for axes in (compute, traffic):
-        axes.grid(axis="x", visible=False)
+def _overhead(part: "SubFigure", panel: Panel) -> None:
+    costs, batch = panel.costs, panel.recipe.training.batch_size
+    names = [plain_label(f"{cut} {costs.name(cut)}") for cut in range(1, costs.layers + 1)]
+    both_ways = batch * (costs.activation_bits + costs.gradient_bits) / BITS_PER_BYTE
+    traffic = {
+        "activations and gradients, a round": both_ways,
+        "model up and down, an aggregation": 2 * costs.client_model_bits / BITS_PER_BYTE,
+    }
+    above, below = draw_cuts(part, names, {"": batch * (costs.forward_flops + costs.backward_flops)}, traffic)
+    above.set_ylabel("computing")
+    below.set_ylabel("traffic")
+    every = max(1, costs.layers // 20)
+    below.set_xticks(range(1, costs.layers + 1, every), names[::every], rotation=90, fontsize=6.5)

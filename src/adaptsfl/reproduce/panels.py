@@ -6,15 +6,12 @@ points are means of the few that there are. Tables have both, the accuracies and
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from adaptsfl.checks import FloatArray
-from adaptsfl.config import ModelConfig, TrainingConfig
 from adaptsfl.costs import BITS_PER_BYTE, CutCosts
-from adaptsfl.loading import model_costs
 from adaptsfl.report.series import OURS, Curve, Spread, mean_curve, spread
 from adaptsfl.reproduce.numbers import (
     NEARLY,
@@ -29,7 +26,7 @@ from adaptsfl.reproduce.numbers import (
     mean_time_to,
     time_to,
 )
-from adaptsfl.reproduce.study import Drawing, Panel, Study
+from adaptsfl.reproduce.study import Drawing, Panel, Study, Sweep
 from adaptsfl.runs.folder import Run
 
 PAPER_ORDER = (OURS, "rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams")
@@ -65,7 +62,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """Accuracy of one policy: the mean over its seeds."""
+    """One policy, the mean over its seeds: accuracies, or in a sweep seconds to the target, NaN where not reached."""
 
     policy: str
     label: str
@@ -74,26 +71,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Converged:
-    """One policy's converged accuracy, the time to it, and the time to what every policy reaches."""
+    """One policy's converged accuracy and the time to it."""
 
     policy: str
     label: str
     accuracy: Spread
     time_s: Spread
-    to_target_s: Spread | None
-
-
-@dataclass(frozen=True)
-class SweepLine:
-    """One policy along a sweep; None where its runs are missing or do not get to the target."""
-
-    policy: str
-    label: str
-    times_s: tuple[Spread | None, ...]
 
 
 class TimeAxis(NamedTuple):
-    """Where a time axis ends, in seconds, whether it is logarithmic, and whether all of every run is seen."""
+    """Where a time axis ends, in seconds, whether it is logarithmic, and whether it shows all of every run."""
 
     end_s: float
     logarithmic: bool
@@ -138,12 +125,30 @@ def missing(evidence: Evidence, panel: Panel) -> str:
     return f"{panel.runs}: none of {len(found)} runs came to an end" + (f", {failed} failed" if failed else "")
 
 
+def target(evidence: Evidence, panel: Panel) -> float:
+    """Return the accuracy to which the times of a panel are compared."""
+    shown = runs_shown(evidence, panel).values()
+    return common_target(shown) if panel.sweep is None else common_target(shown, SWEEPS_FROM)
+
+
 def lines(evidence: Evidence, panel: Panel) -> list[Line]:
-    """Return accuracies against what the panel's x axis has; a line has no points where its seeds share no x."""
+    """Return a line per policy over the panel's x axis; it has no points where its seeds share no x."""
+    shown = runs_shown(evidence, panel)
+    if panel.sweep is not None:
+        reached = target(evidence, panel) if shown else 0.0
+        return [Line(policy, label_of(runs[0]), _times(runs, panel.sweep, reached)) for policy, runs in shown.items()]
     return [
         Line(policy, label_of(runs[0]), mean_curve([_one_per_x(*_smoothed(run, panel.draw)) for run in runs]))
-        for policy, runs in runs_shown(evidence, panel).items()
+        for policy, runs in shown.items()
     ]
+
+
+def _times(runs: Sequence[Run], sweep: Sweep, target: float) -> Curve:
+    """Return the seconds to an accuracy at every point of a sweep."""
+    times = [mean_time_to([run for run in runs if run.fleet == fleet], target) for fleet in sweep.fleets]
+    spreads = np.array([0.0 if time is None else time.spread or 0.0 for time in times])
+    means = np.array([np.nan if time is None else time.mean for time in times])
+    return Curve(np.array(sweep.xs), means, spreads if spreads.any() else None)
 
 
 def _smoothed(run: Run, draw: str) -> tuple[FloatArray, FloatArray]:
@@ -198,52 +203,23 @@ def longest_s(evidence: Evidence, study: Study) -> float:
         if panel.draw == "time":
             found.append(time_axis(evidence, panel).end_s)
         elif panel.draw == "converged":
-            found += [one.time_s.mean for one in converged(evidence, panel)[1]]
+            found += [one.time_s.mean for one in converged(evidence, panel)]
         elif panel.draw == "sweep":
-            found += [time.mean for line in sweep(evidence, panel)[1] for time in line.times_s if time is not None]
+            found += [time_s for line in lines(evidence, panel) for time_s in line.curve.mean if np.isfinite(time_s)]
     return max(found)
 
 
-def converged(evidence: Evidence, panel: Panel) -> tuple[float, list[Converged]]:
-    """Return the accuracy to which times are compared, and what each policy came to."""
-    shown = runs_shown(evidence, panel)
-    target = common_target(shown.values())
-    return target, [
+def converged(evidence: Evidence, panel: Panel) -> list[Converged]:
+    """Return what each policy came to."""
+    return [
         Converged(
             policy,
             label_of(runs[0]),
             spread(converged_accuracy(run) for run in runs),
             spread(converged_s(run) for run in runs),
-            mean_time_to(runs, target),
         )
-        for policy, runs in shown.items()
+        for policy, runs in runs_shown(evidence, panel).items()
     ]
-
-
-def sweep(evidence: Evidence, panel: Panel) -> tuple[float, list[SweepLine]]:
-    """Return the accuracy to which times are compared, and each policy's time to it along the sweep."""
-    assert panel.sweep is not None
-    shown = runs_shown(evidence, panel)
-    target = common_target(shown.values(), SWEEPS_FROM)
-    found = []
-    for policy, runs in shown.items():
-        by_fleet = [[run for run in runs if run.fleet == fleet] for fleet in panel.sweep.fleets]
-        times = tuple(mean_time_to(members, target) for members in by_fleet)
-        found.append(SweepLine(policy, label_of(runs[0]), times))
-    return target, found
-
-
-def overhead(panel: Panel) -> Overhead:
-    """Return what every cut of the panel's model costs a device, for one mini-batch."""
-    return _overhead(panel.recipe.model.model_dump_json(), panel.recipe.training.model_dump_json())
-
-
-@lru_cache(maxsize=4)
-def _overhead(model: str, training: str) -> Overhead:
-    """Profiling takes seconds, and a picture and its table ask for the same."""
-    settings = TrainingConfig.model_validate_json(training)
-    costs = model_costs(ModelConfig.model_validate_json(model), settings.batch_size, settings.optimizer)
-    return overhead_of(costs, settings.batch_size)
 
 
 def overhead_of(costs: CutCosts, batch_size: int) -> Overhead:
@@ -260,17 +236,15 @@ def overhead_of(costs: CutCosts, batch_size: int) -> Overhead:
 
 def table(evidence: Evidence, panel: Panel) -> Table:
     """Return every number that the panel shows, and those of single seeds behind it; times in seconds."""
-    match panel.draw:
-        case "converged":
-            return _converged_table(evidence, panel)
-        case "sweep":
-            return _sweep_table(evidence, panel)
-        case "overhead":
-            return _overhead_table(overhead(panel))
-        case draw:
-            x = "time_s" if draw == "time" else draw
-            columns = ("policy", "label", "seed", "round", x, "accuracy", "smoothed_accuracy", "spread")
-            return Table(columns, list(_line_rows(evidence, panel)))
+    if panel.draw == "overhead":
+        names, *columns = overhead_of(panel.costs, panel.recipe.training.batch_size)
+        cuts = zip(range(1, len(names) + 1), names, *(column.tolist() for column in columns), strict=True)
+        return Table(("cut", "layer", *Overhead._fields[1:]), list(cuts))
+    if panel.draw in ("converged", "sweep"):
+        return _outcome_table(evidence, panel)
+    x = "time_s" if panel.draw == "time" else panel.draw
+    columns_of_lines = ("policy", "label", "seed", "round", x, "accuracy", "smoothed_accuracy", "spread")
+    return Table(columns_of_lines, list(_line_rows(evidence, panel)))
 
 
 def _line_rows(evidence: Evidence, panel: Panel) -> Iterator[Row]:
@@ -290,54 +264,32 @@ def _line_rows(evidence: Evidence, panel: Panel) -> Iterator[Row]:
                 yield policy, label, "mean", "", at, "", mean, deviation
 
 
-def _converged_table(evidence: Evidence, panel: Panel) -> Table:
-    """One row per seed, then their mean with its spread."""
-    columns = ("policy", "label", "seed", "converged_accuracy", "converged_s", "target_accuracy", "time_to_target_s")
-    spreads = tuple(f"{name}_spread" for name in (columns[3], columns[4], columns[6]))
-    target, found = converged(evidence, panel)
-    shown = runs_shown(evidence, panel)
+def _outcome_table(evidence: Evidence, panel: Panel) -> Table:
+    """One row per seed and point of a sweep, then the mean over seeds with its spread."""
+    points = [()] if panel.sweep is None else list(zip(panel.sweep.fleets, panel.sweep.xs, strict=True))
+    place_columns = ("policy", "label", *(() if panel.sweep is None else ("fleet", "x")), "seed")
+    outcomes = ("converged_accuracy", "converged_s", "target_accuracy", "time_to_target_s")
+    spreads = [k for k in (0, 1, 3) if panel.sweep is None or k == 3]  # of which outcomes
+    common = target(evidence, panel)
     rows: list[Row] = []
-    for one in found:
-        rows += [(one.policy, one.label, run.seed, *_outcome(run, target), "", "", "") for run in shown[one.policy]]
-        if one.accuracy.spread is not None:
-            reached, deviation = _or_empty(one.to_target_s)
-            means = (one.accuracy.mean, one.time_s.mean, target, reached)
-            rows.append((one.policy, one.label, "mean", *means, one.accuracy.spread, one.time_s.spread, deviation))
-    return Table((*columns, *spreads), rows)
-
-
-def _sweep_table(evidence: Evidence, panel: Panel) -> Table:
-    """One row per seed and fleet, then the mean over seeds that is drawn."""
-    assert panel.sweep is not None
-    columns = ("policy", "label", "fleet", "x", "seed", "converged_accuracy", "converged_s")
-    target, found = sweep(evidence, panel)
-    shown = runs_shown(evidence, panel)
-    rows: list[Row] = []
-    for line in found:
-        for k, (fleet, x) in enumerate(zip(panel.sweep.fleets, panel.sweep.xs, strict=True)):
-            place = (line.policy, line.label, fleet, x)
-            runs = [run for run in shown[line.policy] if run.fleet == fleet]
-            rows += [(*place, run.seed, *_outcome(run, target), "") for run in runs]
-            if len(runs) > 1:
-                accuracy = spread(converged_accuracy(run) for run in runs).mean
-                time_s = spread(converged_s(run) for run in runs).mean
-                rows.append((*place, "mean", accuracy, time_s, target, *_or_empty(line.times_s[k])))
-    return Table((*columns, "target_accuracy", "time_to_target_s", "time_to_target_s_spread"), rows)
+    for policy, runs in runs_shown(evidence, panel).items():
+        for point in points:
+            place = (policy, label_of(runs[0]), *point)
+            members = [run for run in runs if not point or run.fleet == point[0]]
+            rows += [(*place, run.seed, *_outcome(run, common), *[""] * len(spreads)) for run in members]
+            if len(members) > 1:
+                accuracy, time_s = (spread(map(of, members)) for of in (converged_accuracy, converged_s))
+                found = (accuracy, time_s, Spread(common, None), mean_time_to(members, common))
+                means = ["" if one is None else one.mean for one in found]
+                rows.append(
+                    (*place, "mean", *means, *("" if (one := found[k]) is None else one.spread for k in spreads))
+                )
+    return Table((*place_columns, *outcomes, *(f"{outcomes[k]}_spread" for k in spreads)), rows)
 
 
 def _outcome(run: Run, target: float) -> tuple[float, float, float, float | str]:
     reached = time_to(run, target)
     return converged_accuracy(run), converged_s(run), target, "" if reached is None else reached
-
-
-def _or_empty(value: Spread | None) -> tuple[object, object]:
-    return ("", "") if value is None else (value.mean, "" if value.spread is None else value.spread)
-
-
-def _overhead_table(found: Overhead) -> Table:
-    names, *columns = found
-    rows: list[Row] = list(zip(range(1, len(names) + 1), names, *(column.tolist() for column in columns), strict=True))
-    return Table(("cut", "layer", *Overhead._fields[1:]), rows)
 
 
 def explanation(study: Study) -> str:
@@ -397,25 +349,22 @@ def _notes(study: Study, evidence: Evidence) -> Iterator[str]:
         yield "Time is logarithmic."
     if not all(axis.whole for axis in axes):
         yield f"Time ends where all have converged, at {LONGEST:g} times AdaptSFL's run at most; slower runs go on."
-    for label, places in _without_accuracy(study, evidence).items():
-        yield f"{label} has no run that ended with an accuracy in: {'; '.join(places)}."
+    for label, titles in _without_accuracy(study, evidence).items():
+        yield f"{label} has no run that ended with an accuracy in: {'; '.join(titles)}."
     for panel in study.panels:
-        found = lines(evidence, panel) if panel.draw in ("epochs", "aggregations", "time") else []
+        found = lines(evidence, panel)
         apart = [line.label for line in found if not line.curve.x.size]
-        if apart:
+        if apart and panel.draw in ("epochs", "aggregations", "time"):
             yield f"{panel.title}: the seeds of {', '.join(apart)} have no x in common, and no mean."
-        if panel.draw == "sweep" and panel.sweep is not None and runs_shown(evidence, panel):
-            absent = ", ".join(
-                _unreached(panel.sweep.xs, line) for line in sweep(evidence, panel)[1] if None in line.times_s
-            )
-            if absent:
-                yield f"{panel.title}: never reached by {absent}."
+        absent = ", ".join(_unreached(line) for line in found if np.isnan(line.curve.mean).any())
+        if absent and panel.draw == "sweep":
+            yield f"{panel.title}: never reached by {absent}."
 
 
-def _unreached(xs: Sequence[float], line: SweepLine) -> str:
+def _unreached(line: Line) -> str:
     """Return who does not get to the accuracy, and where, if that is not everywhere."""
-    places = [f"{x:g}" for x, time in zip(xs, line.times_s, strict=True) if time is None]
-    return line.label if len(places) == len(xs) else f"{line.label} at {' and '.join(places)}"
+    places = [f"{x:g}" for x in line.curve.x[np.isnan(line.curve.mean)]]
+    return line.label if len(places) == line.curve.x.size else f"{line.label} at {' and '.join(places)}"
 
 
 def _without_accuracy(study: Study, evidence: Evidence) -> dict[str, list[str]]:

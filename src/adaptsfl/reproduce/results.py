@@ -1,42 +1,34 @@
-"""What is left for people when figures were run: pictures and their numbers, a page, and the table of claims."""
+"""Writes everything when figures were run: pictures and their numbers, a page, and the table of claims."""
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.table import Table
 
 from adaptsfl.errors import InvalidInput
 from adaptsfl.report.markup import write_text
 from adaptsfl.report.page import write_page
-from adaptsfl.report.tables import plain_table
-from adaptsfl.reproduce.claims import ClaimRow, judge
+from adaptsfl.report.tables import filled_table
+from adaptsfl.reproduce.claims import JudgedClaim, judge
 from adaptsfl.reproduce.claims_page import claims_markdown, load_findings, with_findings
 from adaptsfl.reproduce.drawings import write_figure
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.results_page import machine_words, write_results_page
-from adaptsfl.reproduce.speed_ups import speed_up_rows, speed_ups
+from adaptsfl.reproduce.speed_ups import speed_up_rows
 
 FIGURES, CLAIMS, PAGE = "figures", "claims.md", "report.html"
 
 
-@dataclass(frozen=True)
-class Results:
-    """What was written.
+class Written(NamedTuple):
+    """What was written: tables for the terminal, (what, where), and why there are no pictures (else empty)."""
 
-    Attributes:
-        tables: for the terminal.
-        places: (what, where).
-        complaint: why there are no pictures; empty where there are.
-    """
-
-    tables: tuple[Table, ...]
-    places: tuple[tuple[str, Path], ...]
+    tables: list[Table]
+    places: list[tuple[str, Path]]
     complaint: str
 
 
-def write_results(evidence: Evidence, out: Path, results: Path, recipes: Path, command: str) -> Results:
+def write_results(evidence: Evidence, out: Path, results: Path, recipes: Path, command: str) -> Written:
     """Write everything.
 
     Args:
@@ -59,27 +51,13 @@ def write_results(evidence: Evidence, out: Path, results: Path, recipes: Path, c
     write_text(claims_markdown(rows, evidence, command, machine_words()), results / CLAIMS)
     write_results_page(evidence, results / FIGURES, rows, out / PAGE, commands=[command])
     places = (("figures", results / FIGURES), ("claims", results / CLAIMS), ("page", out / PAGE))
-    tables = (*_speed_up_tables(evidence), _verdict_table(rows))
-    return Results(tables, tuple((what, path) for what, path in places if path.exists()), complaint)
+    tables = [filled_table("Claims of the paper, tried", ("verdict", "claims"), _counts(rows), left=("verdict",))]
+    headings, speed_ups = speed_up_rows(evidence)
+    if speed_ups:
+        title = "Virtual time of AdaptSFL to one accuracy, and how many times as long the others take"
+        tables.insert(0, filled_table(title, headings, speed_ups, left=("",)))
+    return Written(tables, [(what, path) for what, path in places if path.exists()], complaint)
 
 
-def _speed_up_tables(evidence: Evidence) -> Iterator[Table]:
-    """Give one table, or none where the headline was not run."""
-    headings, rows = speed_up_rows(speed_ups(evidence))
-    if not rows:
-        return
-    table = plain_table("Virtual time of AdaptSFL to one accuracy, and how many times as long the others take")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
-    for row in rows:
-        table.add_row(*row)
-    yield table
-
-
-def _verdict_table(rows: list[ClaimRow]) -> Table:
-    table = plain_table("Claims of the paper, tried")
-    table.add_column("verdict")
-    table.add_column("claims", justify="right")
-    for verdict, count in Counter(row.verdict for row in rows).most_common():
-        table.add_row(verdict, str(count))
-    return table
+def _counts(rows: list[JudgedClaim]) -> list[tuple[str, str]]:
+    return [(verdict, str(count)) for verdict, count in Counter(row.verdict for row in rows).most_common()]

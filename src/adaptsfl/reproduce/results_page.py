@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from adaptsfl.report.markup import asset, filled, merged, security, settings, table, write_text
+from adaptsfl.report.markup import asset, filled, merged, row, security, settings, table, write_text
 from adaptsfl.report.plan_report import seconds
 from adaptsfl.reproduce import panels
-from adaptsfl.reproduce.claims import ClaimRow
+from adaptsfl.reproduce.claims import JudgedClaim
 from adaptsfl.reproduce.drawings import csv_name
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Study, all_differences
@@ -24,7 +24,7 @@ COLOURS = {"holds": "good", "holds in part": "part", "does not hold": "bad"}  # 
 
 
 def write_results_page(
-    evidence: Evidence, figures: Path, claims: Sequence[ClaimRow], out: Path, *, commands: Sequence[str] = ()
+    evidence: Evidence, figures: Path, claims: Sequence[JudgedClaim], out: Path, *, commands: Sequence[str] = ()
 ) -> None:
     """Write the page to `out`.
 
@@ -36,7 +36,7 @@ def write_results_page(
     write_text(_page(evidence, figures, claims, out, commands), out)
 
 
-def _page(evidence: Evidence, figures: Path, claims: Sequence[ClaimRow], out: Path, commands: Sequence[str]) -> str:
+def _page(evidence: Evidence, figures: Path, claims: Sequence[JudgedClaim], out: Path, commands: Sequence[str]) -> str:
     css = asset("page.css") + asset("results.css")
     shown = [study for study in evidence.studies if panels.worth_drawing(evidence, study)]
     absent = [study for study in evidence.studies if study not in shown]
@@ -73,17 +73,17 @@ def _anchor(study: Study) -> str:
     return "figure-" + quote(study.name, safe="")
 
 
-def _claims(claims: Sequence[ClaimRow]) -> str:
+def _claims(claims: Sequence[JudgedClaim]) -> str:
     if not claims:
         return '<p class="note">None were judged.</p>'
     rows = []
-    for claim in claims:
-        badge = f'<span class="verdict {COLOURS.get(claim.verdict, "open")}">{escape(claim.verdict)}</span>'
+    for judged in claims:
+        claim = judged.claim
+        badge = f'<span class="verdict {COLOURS.get(judged.verdict, "open")}">{escape(judged.verdict)}</span>'
         said = f"{escape(claim.claim)}<small>{escape(claim.criterion)}</small>"
-        note = f"<small>{escape(claim.note)}</small>" if claim.note else ""
-        cells = [said, escape(claim.paper), escape(claim.measured) + note, badge]
-        cells_text = "".join(f"<td>{cell}</td>" for cell in cells)
-        rows.append(f'<tr><th scope="row">{escape(claim.figure)}</th>{cells_text}</tr>')
+        note = f"<small>{escape(judged.note)}</small>" if judged.note else ""
+        cells = [said, escape(claim.paper), escape(judged.measured) + note, badge]
+        rows.append(row(escape(claim.figure), cells))
     return _scrolling("Claims", "claims", table(CLAIM_COLUMNS, rows))
 
 
@@ -133,19 +133,15 @@ def _link(file: Path, here: Path) -> str:
 def _scale(studies: Sequence[Study]) -> str:
     """Return what is not as in the paper, in words and key by key."""
     words = list(dict.fromkeys(change for study in studies for change in study.changes))
-    rows = list(_difference_rows(studies))
+    rows = [
+        row(escape(key), map(escape, (_value(paper), _value(here), where)))
+        for key, paper, here, where in all_differences(studies)
+    ]
     if not words and not rows:
         return '<p class="note">Nothing: this is the paper’s setting.</p>'
     spoken = "".join(f"<li>{escape(change.strip())}</li>" for change in words)
     listed = _scrolling("Differences", "changes", table(DIFFERENCE_COLUMNS, rows)) if rows else ""
     return f'<ul class="words">{spoken}</ul><h3>Key by key</h3>{listed}'
-
-
-def _difference_rows(studies: Sequence[Study]) -> Iterator[str]:
-    """Give every changed key, with the figures in which it is."""
-    for key, paper, here, where in all_differences(studies):
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in (_value(paper), _value(here), where))
-        yield f'<tr><th scope="row">{escape(key)}</th>{cells}</tr>'
 
 
 def _value(value: Any) -> str:

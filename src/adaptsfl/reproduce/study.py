@@ -22,18 +22,21 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field
 
-from adaptsfl import checks
+from adaptsfl import checks, loading
 from adaptsfl.config import Recipe, Section, override_key, parse, read_toml
+from adaptsfl.costs import CutCosts
 from adaptsfl.errors import InvalidInput, naming, unknown
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+NO_FIGURES = ("claims", "findings")  # files beside the figures
 Drawing = Literal["epochs", "aggregations", "time", "converged", "sweep", "overhead"]
 
 
@@ -44,11 +47,36 @@ class SweepPoint(Section):
     fleet: dict[str, Any]
 
 
-class SweepConfig(Section):
-    """The fleets of a sweep, from left to right."""
+class Sweep(Section):
+    """Fleets along an axis, from left to right."""
 
     axis: str
     points: list[SweepPoint]
+
+    @property
+    def xs(self) -> tuple[float, ...]:
+        """Where the fleets are on the axis."""
+        return tuple(point.x for point in self.points)
+
+    @property
+    def fleets(self) -> tuple[str, ...]:
+        """How the recipe's [run.fleets] calls them."""
+        return tuple(f"{x:g}" for x in self.xs)
+
+    def thinned(self, most: int | None) -> Self:
+        """Return the sweep from left to right, with so many points at most, evenly chosen, the ends among them."""
+        points = sorted(self.points, key=lambda point: point.x)
+        if not points or not all(math.isfinite(point.x) for point in points):
+            problem = "are none, or one has an x that is not finite"
+            raise InvalidInput("sweep.points", problem, "Give numbers from left on")
+        for before, after in pairwise(points):
+            if f"{before.x:g}" == f"{after.x:g}":
+                problem, remedy = f"has {after.x!r} beside {before.x!r}, which is the same place", "Give every x once"
+                raise InvalidInput("sweep.points", problem, f"{remedy}, with six digits that tell it from others")
+        if most is not None and most < len(points):
+            steps = checks.whole_number("sweep_points", most, at_least=2) - 1
+            points = [points[round(k * (len(points) - 1) / steps)] for k in range(steps + 1)]
+        return self.model_copy(update={"points": points})
 
 
 class ScaleConfig(Section):
@@ -56,40 +84,33 @@ class ScaleConfig(Section):
 
     changes: str = ""
     seeds: int | None = None
-    sweep_points: int | None = None  # at most so many of each sweep, evenly chosen, the ends among them
+    sweep_points: int | None = None  # of each sweep, at most
     recipe: dict[str, Any] = Field(default_factory=dict)
 
 
-class PanelConfig(Section):
+class RecipeLayer(Section):
+    """What figures and panels have in common: a recipe over that of the file they extend, and changes by scale."""
+
+    extends: str | None = None
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    scales: dict[Scale, ScaleConfig] = Field(default_factory=dict)
+
+
+class PanelConfig(RecipeLayer):
     """One picture of a figure."""
 
     title: str
     draw: Drawing
     runs: str | None = None  # figure/panel, whose runs it shows
-    extends: str | None = None
-    sweep: SweepConfig | None = None
-    recipe: dict[str, Any] = Field(default_factory=dict)
-    scales: dict[Scale, ScaleConfig] = Field(default_factory=dict)
+    sweep: Sweep | None = None
 
 
-class StudyFile(Section):
+class StudyFile(RecipeLayer):
     """A figure, or what several figures have in common."""
 
-    extends: str | None = None
     figure: str = ""
     title: str = ""
-    recipe: dict[str, Any] = Field(default_factory=dict)
     panels: dict[str, PanelConfig] = Field(default_factory=dict)
-    scales: dict[Scale, ScaleConfig] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Fleets along an axis; `fleets[k]` is what the fleet at `xs[k]` is called in the recipe's [run.fleets]."""
-
-    axis: str
-    xs: tuple[float, ...]
-    fleets: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -113,10 +134,24 @@ class Panel:
     sweep: Sweep | None
     differences: tuple[tuple[str, Any, Any], ...]
 
+    def __post_init__(self) -> None:
+        """Only a sweep shows runs of several fleets, each at its point."""
+        if (self.sweep is None) == (self.draw == "sweep"):
+            raise InvalidInput("draw", f"is {self.draw!r}", "Give a sweep exactly where one is drawn")
+        fleets = () if self.recipe.run is None else self.recipe.run.fleets
+        if set(fleets) != set(() if self.sweep is None else self.sweep.fleets):
+            raise InvalidInput("run.fleets", "has some that no sweep shows", "Give them as points of a sweep")
+
     @property
     def key(self) -> str:
         """Return figure/panel."""
         return f"{self.figure}/{self.name}"
+
+    @cached_property
+    def costs(self) -> CutCosts:
+        """The costs of every cut of its model; profiling takes seconds, and pictures, tables and claims need them."""
+        training = self.recipe.training
+        return loading.model_costs(self.recipe.model, training.batch_size, training.optimizer)
 
 
 @dataclass(frozen=True)
@@ -175,7 +210,7 @@ def study_names(folder: Path) -> list[str]:
     """Return the figures that a folder has, in the order of the paper."""
     if not folder.is_dir():
         raise InvalidInput("recipes", f"{folder} is not a folder", "Give the folder of the figures' recipes")
-    figures = {path.stem: _read(path).figure for path in folder.glob("*.toml") if path.stem != "findings"}
+    figures = {path.stem: _read(path).figure for path in folder.glob("*.toml") if path.stem not in NO_FIGURES}
     return sorted((name for name, figure in figures.items() if figure), key=lambda name: (_number(figures[name]), name))
 
 
@@ -201,61 +236,53 @@ def load_studies(
     for name in names:
         if name not in known:
             raise unknown("figure", name, known, f"Give all, or some of {', '.join(known)}")
-    studies = [_study(name, scale, folder, overrides) for name in known if name in names]
-    return studies if seeds is None else [_with_seeds(study, seeds) for study in studies]
+    reader = _Reader(folder, scale, overrides)
+    studies = [reader.study(name) for name in known if name in names]
+    if seeds is None:
+        return studies
+    return [replace(one, panels=tuple(replace(panel, seeds=seeds) for panel in one.panels)) for one in studies]
 
 
-def _with_seeds(study: Study, seeds: int) -> Study:
-    return replace(study, panels=tuple(replace(panel, seeds=seeds) for panel in study.panels))
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the figures of a folder at one scale."""
 
+    folder: Path
+    scale: Scale
+    overrides: Sequence[str]
 
-def _study(name: str, scale: Scale, folder: Path, overrides: Sequence[str]) -> Study:
-    with naming(f"{folder / name}.toml"):
-        layers = list(_chain(folder, f"{name}.toml"))
-    top = layers[-1]
-    panels = _panels(layers)
-    if not panels:
-        raise InvalidInput("panels", "are none", "Give at least one", source=str(folder / f"{name}.toml"))
-    beside = [layer for panel in panels.values() for layer in _layers(panel, folder)]
-    words = [layer.scales[scale].changes for layer in (*layers, *beside) if scale in layer.scales]
-    made = []
-    for key, panel in panels.items():
-        with naming(f"{folder / name}.toml, panel {key}"):
-            made.append(_panel(name, key, panel, layers, scale, folder, overrides))
-    return Study(name, top.figure, top.title, scale, tuple(dict.fromkeys(word for word in words if word)), tuple(made))
+    def study(self, name: str) -> Study:
+        file = f"{self.folder / name}.toml"
+        with naming(file):
+            layers = list(self.chain(f"{name}.toml"))
+        panels = _panels(layers)
+        if not panels:
+            raise InvalidInput("panels", "are none", "Give at least one", source=file)
+        made = []
+        for key, panel in panels.items():
+            with naming(f"{file}, panel {key}"):
+                made.append(self.panel(name, key, panel, layers))
+        beside = [layer for panel in panels.values() for layer in self.layers(panel)]
+        words = dict.fromkeys(changed.changes for changed in self.changes([*layers, *beside]) if changed.changes)
+        return Study(name, layers[-1].figure, layers[-1].title, self.scale, tuple(words), tuple(made))
 
-
-def _panels(layers: Sequence[StudyFile]) -> dict[str, PanelConfig]:
-    return {key: panel for layer in layers for key, panel in layer.panels.items()}
-
-
-def _panel(
-    figure: str,
-    name: str,
-    panel: PanelConfig,
-    layers: Sequence[StudyFile],
-    scale: Scale,
-    folder: Path,
-    overrides: Sequence[str],
-) -> Panel:
-    if not re.fullmatch(r"[\w.+=@-]+", name) or not name.strip("."):
-        raise InvalidInput("", "cannot be the name of a folder and of files", "Use letters, digits, - and _")
-    if panel.runs is not None:
-        shown = replace(_owner(panel, scale, folder, overrides), figure=figure, name=name, title=panel.title)
-        return _drawn(replace(shown, draw=panel.draw))
-    own = [*layers, *_layers(panel, folder)]
-    scales = [layer.scales[scale] for layer in own if scale in layer.scales]
-    printed = _laid_over([layer.recipe for layer in own])
-    scaled = _laid_over([printed, *(changed.recipe for changed in scales)])
-    for override in overrides:
-        override_key(scaled, override)
-    sweep = None if panel.sweep is None else _sweep(panel.sweep, _last(scales, "sweep_points"))
-    if panel.sweep is not None and sweep is not None:
-        kept = {_fleet_name(point.x): point.fleet for point in panel.sweep.points if point.x in sweep.xs}
-        scaled = _laid_over([scaled, {"run": {"fleets": kept}}])
-    seeds = _last(scales, "seeds")
-    return _drawn(
-        Panel(
+    def panel(self, figure: str, name: str, panel: PanelConfig, layers: Sequence[StudyFile]) -> Panel:
+        if not re.fullmatch(r"[\w.+=@-]+", name) or not name.strip("."):
+            raise InvalidInput("", "cannot be the name of a folder and of files", "Use letters, digits, - and _")
+        if panel.runs is not None:
+            return replace(self.owner(panel), figure=figure, name=name, title=panel.title, draw=panel.draw)
+        own = [*layers, *self.layers(panel)]
+        scales = self.changes(own)
+        printed = _laid_over([layer.recipe for layer in own])
+        scaled = _laid_over([printed, *(changed.recipe for changed in scales)])
+        for override in self.overrides:
+            override_key(scaled, override)
+        sweep = None if panel.sweep is None else panel.sweep.thinned(_last(scales, "sweep_points"))
+        if sweep is not None:
+            fleets = {name: point.fleet for name, point in zip(sweep.fleets, sweep.points, strict=True)}
+            scaled = _laid_over([scaled, {"run": {"fleets": fleets}}])
+        seeds = _last(scales, "seeds")
+        return Panel(
             figure=figure,
             name=name,
             title=panel.title,
@@ -266,74 +293,48 @@ def _panel(
             sweep=sweep,
             differences=tuple(_differences(printed, scaled)),
         )
-    )
+
+    def owner(self, panel: PanelConfig) -> Panel:
+        """Return the panel that another one shows the runs of."""
+        assert panel.runs is not None
+        for key in sorted(panel.model_fields_set - {"title", "draw", "runs"}):
+            raise InvalidInput(key, "is given beside the runs of another panel", "Leave it out, or say it there")
+        figure, _, name = panel.runs.partition("/")
+        if not (self.folder / f"{figure}.toml").is_file():
+            raise InvalidInput("runs", f"is {panel.runs!r}, and there is no {figure}.toml", "Give figure/panel")
+        layers = list(self.chain(f"{figure}.toml"))
+        found = _panels(layers).get(name)
+        if found is None or found.runs is not None or found.draw == "overhead":
+            raise InvalidInput("runs", f"is {panel.runs!r}, which has no runs of its own", "Give another panel")
+        if panel.draw == "overhead":
+            raise InvalidInput("draw", "is 'overhead', which shows no runs", "Leave out runs, or draw it otherwise")
+        return self.panel(figure, name, found, layers)
+
+    def layers(self, panel: PanelConfig) -> list[RecipeLayer]:
+        """Return a panel after what it extends."""
+        return [*(() if panel.extends is None else self.chain(panel.extends)), panel]
+
+    def chain(self, name: str, above: tuple[str, ...] = ()) -> Iterator[StudyFile]:
+        """Give a file after those that it extends, directly or not."""
+        if name in above:
+            raise InvalidInput("extends", f"goes in a circle: {' → '.join([*above, name])}", "Take one of them out")
+        content = _read(self.folder / name)
+        if content.extends is not None:
+            yield from self.chain(content.extends, (*above, name))
+        yield content
+
+    def changes(self, layers: Sequence[RecipeLayer]) -> list[ScaleConfig]:
+        """Return what layers change at the scale."""
+        return [layer.scales[self.scale] for layer in layers if self.scale in layer.scales]
 
 
-def _layers(panel: PanelConfig, folder: Path) -> list[StudyFile | PanelConfig]:
-    """Return a panel after what it extends."""
-    return [*(() if panel.extends is None else _chain(folder, panel.extends)), panel]
-
-
-def _drawn(panel: Panel) -> Panel:
-    """Return a panel if it can be drawn as it says: only a sweep shows runs of several fleets, each at its point."""
-    if (panel.sweep is None) == (panel.draw == "sweep"):
-        raise InvalidInput("draw", f"is {panel.draw!r}", "Give a sweep exactly where one is drawn")
-    fleets = () if panel.recipe.run is None else panel.recipe.run.fleets
-    if set(fleets) != set(() if panel.sweep is None else panel.sweep.fleets):
-        raise InvalidInput("run.fleets", "has some that no sweep shows", "Give them as points of a sweep")
-    return panel
-
-
-def _owner(panel: PanelConfig, scale: Scale, folder: Path, overrides: Sequence[str]) -> Panel:
-    """Return the panel that another one shows the runs of."""
-    assert panel.runs is not None
-    for key in sorted(panel.model_fields_set - {"title", "draw", "runs"}):
-        raise InvalidInput(key, "is given beside the runs of another panel", "Leave it out, or say it there")
-    figure, _, name = panel.runs.partition("/")
-    if not (folder / f"{figure}.toml").is_file():
-        raise InvalidInput("runs", f"is {panel.runs!r}, and there is no {figure}.toml", "Give figure/panel")
-    layers = list(_chain(folder, f"{figure}.toml"))
-    found = _panels(layers).get(name)
-    if found is None or found.runs is not None or found.draw == "overhead":
-        raise InvalidInput("runs", f"is {panel.runs!r}, which has no runs of its own", "Give another panel")
-    if panel.draw == "overhead":
-        raise InvalidInput("draw", "is 'overhead', which shows no runs", "Leave out runs, or draw it otherwise")
-    return _panel(figure, name, found, layers, scale, folder, overrides)
-
-
-def _sweep(config: SweepConfig, most: int | None) -> Sweep:
-    points = sorted(config.points, key=lambda point: point.x)
-    if not points or not all(math.isfinite(point.x) for point in points):
-        raise InvalidInput("sweep.points", "are none, or one has an x that is not finite", "Give numbers from left on")
-    for before, after in pairwise(points):
-        if _fleet_name(before.x) == _fleet_name(after.x) or before.x == after.x:
-            problem = f"has {after.x!r} beside {before.x!r}, which is the same place"
-            raise InvalidInput("sweep.points", problem, "Give every x once, with six digits that tell it from others")
-    if most is not None and most < len(points):
-        steps = max(checks.whole_number("sweep_points", most, at_least=2) - 1, 1)
-        points = [points[round(k * (len(points) - 1) / steps)] for k in range(steps + 1)]
-    xs = tuple(point.x for point in points)
-    return Sweep(config.axis, xs, tuple(_fleet_name(x) for x in xs))
-
-
-def _fleet_name(x: float) -> str:
-    return f"{x:g}"
+def _panels(layers: Sequence[StudyFile]) -> dict[str, PanelConfig]:
+    return {key: panel for layer in layers for key, panel in layer.panels.items()}
 
 
 def _last(scales: Sequence[ScaleConfig], name: str) -> Any:
     """Return what the last of them that says anything says."""
-    said = [value for scale in scales if (value := getattr(scale, name)) is not None]
-    return said[-1] if said else None
-
-
-def _chain(folder: Path, name: str, above: tuple[str, ...] = ()) -> Iterator[StudyFile]:
-    """Give a file after those that it extends, directly or not."""
-    if name in above:
-        raise InvalidInput("extends", f"goes in a circle: {' → '.join([*above, name])}", "Take one of them out")
-    content = _read(folder / name)
-    if content.extends is not None:
-        yield from _chain(folder, content.extends, (*above, name))
-    yield content
+    return next((value for scale in reversed(scales) if (value := getattr(scale, name)) is not None), None)
 
 
 def _read(path: Path) -> StudyFile:
