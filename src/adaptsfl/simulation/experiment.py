@@ -34,7 +34,7 @@ from adaptsfl.errors import (
     message_of,
 )
 from adaptsfl.files import about_tensors, held, replace_file, waits_for, write_tensors, writing
-from adaptsfl.fleet import Fleet, noise_from, resources_from
+from adaptsfl.fleet import Fleet, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
 from adaptsfl.policies import Policy, Trainer, make_policy
 from adaptsfl.runs.ending import rounds_planned
@@ -276,8 +276,6 @@ class Experiment:
         recipe = self._recipe_for(name)
         with inside(f"run.fleets.{name}" if name else "fleet"):
             fleet = resources_from(recipe.fleet).at(0)
-            with inside("noise"):
-                noise_from(recipe.fleet.noise, recipe.fleet.seed)
         _faults(recipe, fleet)
 
     def _store(self, world: World) -> Store:
