@@ -114,7 +114,7 @@ def test_what_is_missing_is_said():
     assert panels.missing(evidence, panel(evidence, key)) == ""
     assert panels.missing(with_runs(evidence, {key: ()}), panel(evidence, key)) == f"{key} was not run"
     failed = changed(evidence, key, lambda run: dataclasses.replace(run, status="failed"))
-    assert panels.missing(failed, panel(evidence, key)) == f"{key}: none of 6 runs came to an end, 6 failed"
+    assert panels.missing(failed, panel(evidence, key)) == f"{key}: none of 6 runs finished, 6 failed"
 
 
 def at_pace(paces: dict[str, float]):
@@ -222,9 +222,7 @@ def test_overhead_by_hand():
         client_model_bits=np.array([24e6]),
         names=("conv",),
     )
-    found = panels.overhead_of(costs, 4)
-    assert found.names == ("conv",)
-    assert [float(column[0]) for column in found[1:]] == [12, 4, 8, 3]
+    assert panels.overhead_table(costs, 4).rows == [(1, "conv", 12, 4, 8, 3)]
 
 
 def test_the_scale_in_words():

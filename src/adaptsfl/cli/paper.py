@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +13,9 @@ from adaptsfl.cli.options import Overrides
 from adaptsfl.cli.printing import complain, plain_console, say
 from adaptsfl.errors import message_of
 from adaptsfl.reproduce.study import Scale, recipes_folder
+
+if TYPE_CHECKING:
+    from adaptsfl.reproduce.results import Written
 
 
 def reproduce(
@@ -43,10 +46,8 @@ def reproduce(
         from adaptsfl.reproduce.results import write_results  # noqa: PLC0415
         from adaptsfl.reproduce.runner import Reproduction  # noqa: PLC0415
 
-        folder = out or Path("runs") / f"paper-{scale}"
-        asked = Reproduction(
-            figures or (), scale, folder, recipes=recipes or recipes_folder(), overrides=override or (), seeds=seeds
-        )
+        folder, files = out or Path("runs") / f"paper-{scale}", recipes or recipes_folder()
+        asked = Reproduction(figures or (), scale, folder, recipes=files, overrides=override or (), seeds=seeds)
         experiments = list(asked.experiments.values())
         progress = Progress(Console(stderr=True, emoji=False), experiments, list(asked.experiments), quiet=quiet)
         try:
@@ -56,20 +57,18 @@ def reproduce(
             say(f"stopped. What was done is in {folder}; the same command goes on from there.")
             raise typer.Exit(130) from None
         for job, error in progress.failures:
-            where = experiments[job.experiment].folder / job.folder_name
-            complain(f"{where}: {message_of(error)}")
-        written = write_results(evidence, folder, results or folder, recipes or recipes_folder(), _command())
-        console = plain_console()
-        for table in written.tables:
-            console.print(table)
-        if written.complaint:
-            say(written.complaint)
-        for what, path in written.places:
-            console.print(f"{what + ':':<9}{path}", soft_wrap=True)
+            complain(f"{experiments[job.experiment].folder / job.folder_name}: {message_of(error)}")
+        _show(write_results(evidence, folder, results or folder, files, shlex.join(["adaptsfl", *sys.argv[1:]])))
     if progress.failures:
         raise typer.Exit(1)
 
 
-def _command() -> str:
-    """Return what was typed, as far as the program knows it."""
-    return shlex.join(["adaptsfl", *sys.argv[1:]])
+def _show(written: "Written") -> None:
+    """Print the tables, and say where everything is."""
+    console = plain_console()
+    for table in written.tables:
+        console.print(table)
+    if written.complaint:
+        say(written.complaint)
+    for what, path in written.places:
+        console.print(f"{what + ':':<9}{path}", soft_wrap=True)

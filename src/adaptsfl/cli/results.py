@@ -1,4 +1,4 @@
-"""How commands that leave runs behind end: a table, figures and a page."""
+"""What commands that run experiments show at their end: a table, figures and a page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 from adaptsfl.cli.printing import plain_console, say
 from adaptsfl.errors import InvalidInput
 from adaptsfl.report.figures import write_figures
-from adaptsfl.report.foreseen import foreseen_table
 from adaptsfl.report.page import write_page
+from adaptsfl.report.predicted import predicted_table
 from adaptsfl.report.summary import summary_table
 from adaptsfl.runs.folder import Run
 
 
 def show_runs(runs: Sequence[Run], page: Path) -> None:
-    """Print what came of runs, draw it, and say where everything is."""
+    """Print the table of runs, draw the figures, write the page, and say where everything is."""
     console = plain_console()
     console.print(summary_table(runs))
     for run in runs:
-        table = foreseen_table(run)
+        table = predicted_table(run)
         if table is not None:
             console.print(table)
     try:

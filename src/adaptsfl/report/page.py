@@ -10,11 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from adaptsfl.report.foreseen import HEADINGS as FORESEEN_HEADINGS
-from adaptsfl.report.foreseen import foreseen_rows
 from adaptsfl.report.markup import asset, embedded, filled, merged, row, security, settings, table, write_text
 from adaptsfl.report.page_data import page_data
 from adaptsfl.report.plan_report import seconds
+from adaptsfl.report.predicted import PREDICTED_HEADINGS, predicted_rows
 from adaptsfl.report.series import Series, group, time_word
 from adaptsfl.report.summary import percent, percents, sizes, summary_data, summary_rows, with_spread
 from adaptsfl.runs.folder import Run
@@ -44,7 +43,7 @@ def page_text(runs: Sequence[Run]) -> str:
         "summary_note": escape(_note(summary)),
         "time": time,
         "seconds": time.replace("time", "seconds").capitalize(),
-        "foreseen": _foreseen(runs),
+        "predicted": _predicted(runs),
         "runs": _runs(members, time),
         "recipe": _recipe(runs),
         "versions": settings(merged([run.versions for run in runs])),
@@ -126,13 +125,13 @@ def _lines(text: str) -> str:
     return escape(first) + "".join(f"<small>{escape(line)}</small>" for line in others)
 
 
-def _foreseen(runs: Sequence[Run]) -> str:
-    """Return what deployments were thought to take against what they took; nothing for simulations."""
-    rows = [row(escape(who), map(escape, cells)) for run in runs for who, *cells in foreseen_rows(run)]
+def _predicted(runs: Sequence[Run]) -> str:
+    """Return what deployments were predicted to take against what was measured; nothing for simulations."""
+    rows = [row(escape(who), map(escape, cells)) for run in runs for who, *cells in predicted_rows(run)]
     if not rows:
         return ""
-    note = '<p class="note">As the latency model had it, from what was measured before each block, and as it was.</p>'
-    return f"<h3>Foreseen and measured</h3>{table(FORESEEN_HEADINGS, rows)}{note}"
+    note = '<p class="note">The latency model predicts each block from what was measured before it.</p>'
+    return f"<h3>Predicted and measured</h3>{table(PREDICTED_HEADINGS, rows)}{note}"
 
 
 def _runs(members: Sequence[Series], time: str) -> str:

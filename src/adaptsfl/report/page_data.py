@@ -28,8 +28,8 @@ RATE_TITLES = {
     "fed_downlink_bps": ("downlink from the fed server", "bit/s"),
 }
 
-# What a run believes about convergence, in the order in which it is shown. The line is the estimate; eight times of ten
-# the truth is thought to be within the band.
+# A run's estimates of convergence, in the order in which the page shows them. The line is the estimate, the band its
+# interval of 80 %.
 ESTIMATE_TITLES = {
     "relative_rounds": "Rounds that the plan needs, relative to I = 1",
     "kappa": "κ: what drifting copies cost (0.02: little, 1: most)",
@@ -143,7 +143,7 @@ def _timelines(run: Run) -> list[dict[str, Any]]:
 
 
 def _timeline(run: Run, timeline: Timeline) -> dict[str, Any]:
-    """Of many devices some, with those that everybody waits for among them."""
+    """Show some of many devices, the slowest of both halves of the round among them."""
     lanes = set(thinned(timeline.devices.size, MOST_LANES).tolist())
     lanes |= {int(np.argmax(timeline.forward_s + timeline.upload_s))}
     lanes |= {int(np.argmax(timeline.download_s + timeline.backward_s))}
@@ -216,11 +216,11 @@ def _fleet(run: Run) -> dict[str, Any]:
 
 def _mean_rates(run: Run, name: str) -> FloatArray:
     size = len(run.devices)
-    known = [rates for block in run.blocks if len(rates := block.resources.get(name, ())) == size]
-    values = np.array(known, dtype=np.float64).reshape(-1, size)
-    here = np.isfinite(values)
-    counts = here.sum(axis=0)
-    sums = np.where(here, values, 0.0).sum(axis=0)
+    recorded = [rates for block in run.blocks if len(rates := block.resources.get(name, ())) == size]
+    values = np.array(recorded, dtype=np.float64).reshape(-1, size)
+    known = np.isfinite(values)
+    counts = known.sum(axis=0)
+    sums = np.where(known, values, 0.0).sum(axis=0)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but their seed, seen as one: a label, a colour, a mean and a spread."""
+"""Groups runs that differ in their seed only: one label, one colour, a mean and a spread."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.errors import InvalidInput
 from adaptsfl.runs.folder import Run
 
-OURS = "adaptsfl"  # the policy that leads, where it took part
+OURS = "adaptsfl"  # the policy that comes first, where it was run
 # Okabe and Ito's colours, which colour-blind readers tell apart; dashes when they run out.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
@@ -108,12 +108,12 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def curve(runs: Sequence[Run], axis: Axis, value: Value) -> Curve:
-    """Return the mean over runs, as far as all of them go; between evaluations a run goes straight."""
+    """Return the mean over runs, as far as all of them go; between evaluations values are interpolated."""
     return mean_curve([points(run, axis, value) for run in runs])
 
 
 def mean_curve(lines: Sequence[tuple[FloatArray, FloatArray]]) -> Curve:
-    """Return the mean of lines, given as x and y, as far as all of them go; between its points a line goes straight."""
+    """Return the mean of lines, given as x and y, as far as all of them go, interpolated linearly."""
     lines = [line for line in lines if line[0].size]
     if not lines:
         return Curve(np.zeros(0), np.zeros(0), None)
@@ -126,7 +126,7 @@ def mean_curve(lines: Sequence[tuple[FloatArray, FloatArray]]) -> Curve:
 
 
 def points(run: Run, axis: Axis, value: Value) -> tuple[FloatArray, FloatArray]:
-    """Return a run's evaluations as x and y, without those that gave no number."""
+    """Return a run's evaluations as x and y, without NaN and infinity."""
     x = np.asarray(getattr(run.evaluations, axis), dtype=np.float64)
     y = getattr(run.evaluations, value)
     known = np.isfinite(x) & np.isfinite(y)

@@ -1,4 +1,4 @@
-"""How soon every policy got where: the table that closes an experiment, and the same as plain data."""
+"""Time, rounds and traffic that every policy took to each accuracy, as a table and as plain data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +57,7 @@ def _target(runs: Sequence[Run], target: float) -> dict[str, Any]:
 
 
 def _ratio(own: dict[str, Any], first: dict[str, Any]) -> float | None:
-    """A mean over the seeds that happened to get there would flatter whoever lost the others."""
+    """Return how many times sooner the first was; None where a seed failed: the mean of the rest would flatter."""
     if any(row["reached"] < row["of"] for row in (own, first)) or not first["time_s"]["mean"]:
         return None
     return own["time_s"]["mean"] / first["time_s"]["mean"]

@@ -1,4 +1,4 @@
-"""One round as every device lives through it: computed from a block's record by the formulas of `latency`."""
+"""The seconds of one round, device by device: computed from a block's record by the formulas of `latency`."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from adaptsfl.runs.record import Block
 class Timeline:
     """Seconds of every phase; entry k of each array belongs to device `devices[k]` of the run.
 
-    The server starts when the last activations have come, and everybody waits until it is done.
+    The server starts when the last activations have arrived; all devices wait until it is done.
     """
 
     devices: IntArray
@@ -28,7 +28,7 @@ class Timeline:
 
     @property
     def server_start_s(self) -> float:
-        """When the last device's activations have come."""
+        """When the last device's activations have arrived."""
         return float(np.max(self.forward_s + self.upload_s))
 
     @property
@@ -38,18 +38,18 @@ class Timeline:
 
 
 def round_timeline(run: Run, block: Block) -> Timeline | None:
-    """Return a round of the block as its plan saw it, None if devices took turns or resources were not recorded."""
+    """Return a round of the block with the resources it was planned for; None without them or if devices take turns."""
     if run.trainer != "engine" or any(len(block.resources.get(name, ())) != len(run.devices) for name in RATES):
         return None
     rates = np.array([block.resources[name] for name in RATES])
-    here = (np.array(block.cuts) > 0) & np.all(np.isfinite(rates) & (rates > 0), axis=0)
-    if not here.any():
+    present = (np.array(block.cuts) > 0) & np.all(np.isfinite(rates) & (rates > 0), axis=0)
+    if not present.any():
         return None
-    fleet = Fleet(**dict(zip(RATES, rates[:, here], strict=True)), server=run.server)
-    cuts = np.array(block.cuts)[here]
+    fleet = Fleet(**dict(zip(RATES, rates[:, present], strict=True)), server=run.server)
+    cuts = np.array(block.cuts)[present]
     given = (run.costs, fleet, cuts, run.batch_size)
     return Timeline(
-        devices=np.flatnonzero(here),
+        devices=np.flatnonzero(present),
         cuts=cuts,
         forward_s=latency.client_forward_s(*given),
         upload_s=latency.activation_upload_s(*given),

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from adaptsfl.report.series import spread
-from adaptsfl.reproduce.numbers import Evidence, common_target, converged_accuracy, label_of, time_to
+from adaptsfl.reproduce.numbers import Evidence, common_target, converged_accuracy, finished, label_of, time_to
 from adaptsfl.runs.folder import Run
 
 POINTS = 1.0  # accuracies that differ by less are equal
@@ -31,7 +29,7 @@ class Missing(Exception):
 def seeds_of(evidence: Evidence, key: str, policy: str, fleet: str = "") -> Seeds:
     """Return the runs of one policy in figure/panel, and of one fleet of a sweep, by seed. All must have finished."""
     runs = {run.seed: run for run in evidence.of(key, policy=policy, fleet=fleet)}
-    if not runs or not all(run.whole and np.isfinite(run.evaluations.accuracies).any() for run in runs.values()):
+    if not runs or not all(map(finished, runs.values())):
         name = " ".join(part for part in (key, policy, fleet and f"at {fleet}") if part)
         raise Missing(f"{name} (unfinished)" if runs else name)
     return runs

@@ -50,6 +50,11 @@ class Evidence:
         return list(dict.fromkeys(run.policy for run in self.of(key)))
 
 
+def finished(run: Run) -> bool:
+    """Whether a run ended as planned, and has an accuracy."""
+    return run.whole and bool(np.isfinite(run.evaluations.accuracies).any())
+
+
 def label_of(run: Run) -> str:
     """Return how a legend calls a run's policy: `fixed@I=5` is I = 5, all others by their title."""
     variant = run.policy.partition("@")[2]

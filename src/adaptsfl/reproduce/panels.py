@@ -22,6 +22,7 @@ from adaptsfl.reproduce.numbers import (
     converged_accuracy,
     converged_s,
     epochs,
+    finished,
     label_of,
     mean_time_to,
     time_to,
@@ -57,7 +58,7 @@ class Table(NamedTuple):
     """What a CSV file holds."""
 
     columns: tuple[str, ...]
-    rows: list[Row]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -87,25 +88,14 @@ class TimeAxis(NamedTuple):
     whole: bool
 
 
-class Overhead(NamedTuple):
-    """What a device computes and sends at every cut: per round, and (its layers) per aggregation; one way each."""
-
-    names: tuple[str, ...]
-    compute_gflop: FloatArray
-    activations_mb: FloatArray
-    gradients_mb: FloatArray
-    model_mb: FloatArray
-
-
 def runs_shown(evidence: Evidence, panel: Panel) -> dict[str, tuple[Run, ...]]:
     """Return the runs of a panel by policy, the paper's first and in its order: those that ended and were evaluated."""
     if not panel.runs:
         return {}
-    found = [run for run in evidence.of(panel.key) if run.whole and np.isfinite(run.evaluations.accuracies).any()]
-    names = dict.fromkeys(run.policy for run in found)
-    order = {name: k for k, name in enumerate(PAPER_ORDER)}
-    ordered = sorted(names, key=lambda name: order.get(name, len(order)))
-    return {name: tuple(run for run in found if run.policy == name) for name in ordered}
+    found = [run for run in evidence.of(panel.key) if finished(run)]
+    order = dict.fromkeys([*PAPER_ORDER, *(run.policy for run in found)])
+    by_policy = {policy: tuple(run for run in found if run.policy == policy) for policy in order}
+    return {policy: runs for policy, runs in by_policy.items() if runs}
 
 
 def worth_drawing(evidence: Evidence, study: Study) -> bool:
@@ -122,7 +112,7 @@ def missing(evidence: Evidence, panel: Panel) -> str:
     if not found:
         return f"{panel.runs} was not run"
     failed = sum(run.status == "failed" for run in found)
-    return f"{panel.runs}: none of {len(found)} runs came to an end" + (f", {failed} failed" if failed else "")
+    return f"{panel.runs}: none of {len(found)} runs finished" + (f", {failed} failed" if failed else "")
 
 
 def target(evidence: Evidence, panel: Panel) -> float:
@@ -222,29 +212,28 @@ def converged(evidence: Evidence, panel: Panel) -> list[Converged]:
     ]
 
 
-def overhead_of(costs: CutCosts, batch_size: int) -> Overhead:
-    """Return the costs of every cut in the units of the figure."""
-    megabyte = BITS_PER_BYTE * MEGA
-    return Overhead(
-        tuple(costs.name(cut) for cut in range(1, costs.layers + 1)),
-        batch_size * (costs.forward_flops + costs.backward_flops) / GIGA,
-        batch_size * costs.activation_bits / megabyte,
-        batch_size * costs.gradient_bits / megabyte,
-        costs.client_model_bits / megabyte,
-    )
-
-
 def table(evidence: Evidence, panel: Panel) -> Table:
     """Return every number that the panel shows, and those of single seeds behind it; times in seconds."""
     if panel.draw == "overhead":
-        names, *columns = overhead_of(panel.costs, panel.recipe.training.batch_size)
-        cuts = zip(range(1, len(names) + 1), names, *(column.tolist() for column in columns), strict=True)
-        return Table(("cut", "layer", *Overhead._fields[1:]), list(cuts))
+        return overhead_table(panel.costs, panel.recipe.training.batch_size)
     if panel.draw in ("converged", "sweep"):
         return _outcome_table(evidence, panel)
     x = "time_s" if panel.draw == "time" else panel.draw
-    columns_of_lines = ("policy", "label", "seed", "round", x, "accuracy", "smoothed_accuracy", "spread")
-    return Table(columns_of_lines, list(_line_rows(evidence, panel)))
+    columns = ("policy", "label", "seed", "round", x, "accuracy", "smoothed_accuracy", "spread")
+    return Table(columns, list(_line_rows(evidence, panel)))
+
+
+def overhead_table(costs: CutCosts, batch_size: int) -> Table:
+    """Return what a device computes and sends at every cut: per round, and (its layers) per aggregation; one way."""
+    megabyte = BITS_PER_BYTE * MEGA
+    columns = {
+        "compute_gflop": batch_size * (costs.forward_flops + costs.backward_flops) / GIGA,
+        "activations_mb": batch_size * costs.activation_bits / megabyte,
+        "gradients_mb": batch_size * costs.gradient_bits / megabyte,
+        "model_mb": costs.client_model_bits / megabyte,
+    }
+    rows = [(k + 1, costs.name(k + 1), *(float(column[k]) for column in columns.values())) for k in range(costs.layers)]
+    return Table(("cut", "layer", *columns), rows)
 
 
 def _line_rows(evidence: Evidence, panel: Panel) -> Iterator[Row]:

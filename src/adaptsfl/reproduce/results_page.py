@@ -17,6 +17,7 @@ from adaptsfl.reproduce.claims import JudgedClaim
 from adaptsfl.reproduce.drawings import csv_name
 from adaptsfl.reproduce.numbers import Evidence
 from adaptsfl.reproduce.study import Study, all_differences
+from adaptsfl.runs.folder import Run
 
 CLAIM_COLUMNS = ("figure", "claim", "paper", "measured", "verdict")
 DIFFERENCE_COLUMNS = ("key", "paper", "here", "in")
@@ -33,40 +34,32 @@ def write_results_page(
         claims: in the order of the table.
         commands: with which all of it is made again.
     """
-    write_text(_page(evidence, figures, claims, out, commands), out)
-
-
-def _page(evidence: Evidence, figures: Path, claims: Sequence[JudgedClaim], out: Path, commands: Sequence[str]) -> str:
     css = asset("page.css") + asset("results.css")
     shown = [study for study in evidence.studies if panels.worth_drawing(evidence, study)]
-    absent = [study for study in evidence.studies if study not in shown]
+    scales = " and ".join(dict.fromkeys(study.scale for study in evidence.studies)) or "no"
     parts = {
         "policy": security(css, images=True),
         "css": css,
-        "title": escape(_title(evidence)),
-        "lead": escape(_lead(evidence, shown, absent)),
+        "title": escape(f"The paper’s figures at {scales} scale"),
+        "lead": escape(_lead(evidence, shown)),
         "nav": " ".join(f'<a href="#{_anchor(study)}">{escape(study.figure)}</a>' for study in shown),
         "claims": _claims(claims),
         "figures": "".join(_figure(study, evidence, figures, out.parent) for study in shown),
         "scale": _scale(evidence.studies),
         "setup": "".join(_setup(evidence, commands)),
     }
-    return filled(asset("results.html"), parts)
+    write_text(filled(asset("results.html"), parts), out)
 
 
-def _title(evidence: Evidence) -> str:
-    scales = list(dict.fromkeys(study.scale for study in evidence.studies))
-    return f"The paper’s figures at {' and '.join(scales) or 'no'} scale"
-
-
-def _lead(evidence: Evidence, shown: Sequence[Study], absent: Sequence[Study]) -> str:
+def _lead(evidence: Evidence, shown: Sequence[Study]) -> str:
+    absent = [study.figure for study in evidence.studies if study not in shown]
     runs = [run for found in evidence.runs.values() for run in found]
     words = f"{len(shown)} of {len(evidence.studies)} figures, from {len(runs):,} runs. "
     words += "Training times are virtual: what the fleet would have taken."
     unfinished = sum(not run.whole for run in runs)
     if unfinished:
         words += f" {unfinished} of {len(runs):,} runs did not finish and are left out."
-    return words + (f" Without runs: {', '.join(study.figure for study in absent)}." if absent else "")
+    return words + (f" Without runs: {', '.join(absent)}." if absent else "")
 
 
 def _anchor(study: Study) -> str:
@@ -156,13 +149,14 @@ def _setup(evidence: Evidence, commands: Sequence[str]) -> Iterator[str]:
         yield f"<h3>Commands</h3><pre>{lines}</pre>"
     runs = [run for found in evidence.runs.values() for run in found]
     yield "<h3>Real time</h3>"
-    yield settings({**_wall_times(evidence), "all": seconds(sum(run.wall_s for run in runs))})
+    took = {key: f"{seconds(_wall_s(found))}, {len(found)} runs" for key, found in evidence.runs.items()}
+    yield settings({**took, "all": seconds(_wall_s(runs))})
     yield "<h3>Machine</h3>"
     yield settings({**_machine(), **merged([run.versions for run in runs])})
 
 
-def _wall_times(evidence: Evidence) -> Mapping[str, str]:
-    return {key: f"{seconds(sum(run.wall_s for run in runs))}, {len(runs)} runs" for key, runs in evidence.runs.items()}
+def _wall_s(runs: Sequence[Run]) -> float:
+    return sum(run.wall_s for run in runs)
 
 
 def _machine() -> Mapping[str, str]:

@@ -115,7 +115,7 @@ function drawBlocks() {
       ...usedPhases.map((phase) => [swatch(phase.colour), `${phase.title}: ${seconds(blocks.seconds[phase.key][k])}`])];
   });
   const some = count < blocks.of ? ` ${count} of ${blocks.of} blocks are shown.` : "";
-  byId("block-note").textContent = `Seconds of the rounds between two decisions, by phase; the stroke is what the plan foresaw.${some}`;
+  byId("block-note").textContent = `Seconds of the rounds between two decisions, by phase; the stroke is what the plan predicted.${some}`;
 }
 
 function drawLanes() {
