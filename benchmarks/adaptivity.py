@@ -383,7 +383,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "",
         "Constants of the estimator were fitted to runs of the workloads in *italics*, or to others like them. Rules",
         "that limit intervals (docs/calibration.md) were chosen on the four of digits. While the learning rate is",
-        "constant, QSR averages every 4 rounds. FedLAMA does so too where it finds no layer to average less often: with",
+        "constant, QSR averages every 4 rounds. So does FedLAMA where it finds no layer to average less often: with",
         "two client-specific layers, of which the large one differs less per parameter, it finds none.",
         "",
         "| workload | fleet | accuracy | fastest fixed plan | its rounds | " + " | ".join(map(bold, policies)) + " |",
