@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from adaptsfl.decisions import Decision
 from adaptsfl.policies.one_cut import OneCut
-from adaptsfl.policies.policy import Observation, Trainer
+from adaptsfl.policies.policy import Observation, TrainerName
 
 
 class SplitFedV1(OneCut):
@@ -24,7 +24,7 @@ class SplitFedV2(OneCut):
     """One server model, updated by one device after another; the clients' layers are averaged."""
 
     title = "SplitFed V2"
-    trainer: ClassVar[Trainer] = "turns"
+    trainer: ClassVar[TrainerName] = "turns"
 
     def decide(self, seen: Observation) -> Decision:
         """Return one epoch."""

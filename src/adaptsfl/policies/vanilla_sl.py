@@ -9,14 +9,14 @@ from adaptsfl.checks import FloatArray
 from adaptsfl.decisions import Decision
 from adaptsfl.policies.one_cut import OneCut
 from adaptsfl.policies.place import every_cut
-from adaptsfl.policies.policy import BLOCK_ROUNDS, Observation, Trainer
+from adaptsfl.policies.policy import BLOCK_ROUNDS, Observation, TrainerName
 
 
 class VanillaSplit(OneCut):
     """Nothing is averaged; a block is `rounds` rounds, in each of which every device has its turn."""
 
     title = "vanilla SL"
-    trainer: ClassVar[Trainer] = "relay"
+    trainer: ClassVar[TrainerName] = "relay"
 
     def __init__(self, cut: int | None = None, rounds: int = BLOCK_ROUNDS) -> None:
         super().__init__(cut)

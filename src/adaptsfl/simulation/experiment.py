@@ -40,7 +40,7 @@ from adaptsfl.errors import (
 from adaptsfl.files import about_tensors, held, replace_file, write_tensors, writing
 from adaptsfl.fleet import noise_from, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
-from adaptsfl.policies import Policy, Trainer, make_policy
+from adaptsfl.policies import Policy, TrainerName, make_policy
 from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.recipe import about_run, check_run, norm_remark, seeded, targets_of
@@ -80,7 +80,7 @@ class Announcement:
     """What the first rank tells the others about a run: `fingerprint` is that of all that decides what is learned."""
 
     job: Job
-    trainer: Trainer
+    trainer: TrainerName
     divergence: bool
     fingerprint: str
 
@@ -193,15 +193,15 @@ class Experiment:
         except RankFailed:
             raise
         except Exception:
-            self.ranks.from_first(None)
+            self.ranks.broadcast(None)
             raise
-        self.ranks.from_first(None)
+        self.ranks.broadcast(None)
         return runs
 
     def _follow(self) -> None:
         """Train what the first rank is asked to train, run by run, until it has done all."""
         nothing: Announcement | None = None
-        while (announced := self.ranks.from_first(nothing)) is not None:
+        while (announced := self.ranks.broadcast(nothing)) is not None:
             try:
                 world = self.world(announced.job)
                 fingerprint = world.fingerprint
@@ -216,7 +216,7 @@ class Experiment:
                 )
                 raise RankFailed(f"{problem}. Give a folder by --out that all machines see.")
             folder = self.folder / announced.job.folder_name
-            Learner(world, announced.trainer, divergence=announced.divergence, ranks=self.ranks, folder=folder).follow()
+            Learner(world, announced.trainer, divergence=announced.divergence, folder=folder).follow()
 
     def check(self) -> None:
         """Refuse a recipe that cannot run, before it claims a folder; one that claimed its folder could run."""
@@ -359,10 +359,8 @@ class Experiment:
             watcher.remarks(job, remark)
         watcher.begins(job, world)
         info = {**_about(job, world, policy), "identity": self.identity(job)}
-        backend = SimulatedBackend(
-            world, policy, faults, self._store(world), folder=folder, on_round=watcher.on_round, ranks=self.ranks
-        )
-        self.ranks.from_first(Announcement(job, policy.trainer, policy.divergence, world.fingerprint))
+        backend = SimulatedBackend(world, policy, faults, self._store(world), folder=folder, on_round=watcher.on_round)
+        self.ranks.broadcast(Announcement(job, policy.trainer, policy.divergence, world.fingerprint))
         started = time.monotonic()
         with writing(folder, GO_ON), backend, _alone(folder):
             write_run(folder, {**info, "status": "running"})

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from adaptsfl.config import FaultsConfig, FleetConfig, parse
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, inside
 from adaptsfl.files import writing
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
-from adaptsfl.policies import Trainer
 from adaptsfl.runs.backend import Order
 from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.runs.loop import rates_seen
@@ -24,6 +23,7 @@ from adaptsfl.runs.record import Block, plain
 from adaptsfl.simulation.backend import Observer
 from adaptsfl.simulation.clock import Clock
 from adaptsfl.simulation.faults import Faults, faults_from
+from adaptsfl.simulation.trainers import trainer_kind
 
 RETIMED_FROM = "retimed_from"
 OF_A_DEPLOYMENT = ("predicted", "measured")  # estimates: the phases as they were foreseen there, and as they were
@@ -76,10 +76,9 @@ def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, An
         raise InvalidInput("fleet", problem, "Give a fleet of the same size", source=str(run.folder))
     info = json.loads((run.folder / RUN).read_text())
     recipe = info["recipe"]
-    trainer = cast(Trainer, run.trainer)
     with _of(run):
-        faults = _stragglers(recipe, first)
-    clock = Clock(other.fleet_at, run.costs, run.batch_size, faults, trainer)
+        faults, kind = _stragglers(recipe, first), trainer_kind(run.trainer)
+    clock = Clock(other.fleet_at, run.costs, run.batch_size, faults, kind.round_time)
     adapt = info.get("adapt") or recipe.get("adapt") or {}
     smoothed = bool(info.get("estimates")) and adapt.get("mode") == "calibrated"
     observer = Observer(other.measured_at, smoothed=smoothed)

@@ -23,11 +23,11 @@ from adaptsfl.errors import InvalidInput, inside
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
 from adaptsfl.loading import Optimizer, classes_of, costs_of, model_costs, split_model
 from adaptsfl.models import SplitModel
-from adaptsfl.policies import Trainer
-from adaptsfl.runs.recipe import check_run, check_training, optimizer_settings, reestimates, seeded
+from adaptsfl.runs.recipe import check_run, check_training, optimizer_settings, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
+from adaptsfl.training.sharding import Sharding
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,7 @@ class World:
         recipe: with every seed in it final.
         seed: of this run.
         model: split, with its initial weights.
+        ranks: the processes that train together.
     """
 
     recipe: Recipe
@@ -47,6 +48,7 @@ class World:
     data: PreparedData
     resources: Resources
     noise: MeasurementNoise
+    ranks: Ranks = ALONE
 
     @property
     def run(self) -> RunConfig:
@@ -73,14 +75,6 @@ class World:
     def optimizer(self) -> OptimizerSettings:
         """How weights follow gradients."""
         return optimizer_settings(self.recipe.training)
-
-    def reestimates(self, trainer: Trainer) -> bool:
-        """Whether batch-norm's running statistics are re-estimated for the model that is evaluated or handed over.
-
-        Where one model is trained, without copies that are averaged, its running statistics are its own.
-        """
-        averaged = trainer in ("engine", "turns")
-        return averaged and reestimates(self.recipe.training, self.model, self.devices)
 
     def fleet_at(self, round_: int) -> Fleet:
         """Return the true resources in round 1, 2, …."""
@@ -132,32 +126,29 @@ class World:
         return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
-    def evaluate(self) -> Callable[..., tuple[float, float]]:
-        """A function from a state_dict to accuracy and loss on the test samples, of which every rank takes a part."""
-        net = deepcopy(self.model.module).to(self.recipe.training.device).eval()
+    def evaluate(self) -> Callable[[Mapping[str, Tensor]], tuple[float, float]]:
+        """A function from a state_dict to accuracy and loss on the test samples, which ranks share."""
+        device = self.recipe.training.device
+        net = deepcopy(self.model.module).to(device).eval()
         test, wanted = self.data.dataset.test, self.run.test_samples
         if wanted is not None and wanted < len(test):  # the same ones in every run
             picked = torch.from_numpy(np.sort(np.random.default_rng(0).permutation(len(test))[:wanted]))
             test = Samples(test.inputs[picked], test.labels[picked])
 
+        def of_batch(batch: Batch) -> list[float]:
+            outputs, labels = net(batch[0]).flatten(0, -2), batch[1].flatten()
+            loss = functional.cross_entropy(outputs, labels, reduction="sum")
+            return [float((outputs.argmax(1) == labels).sum()), float(loss)]
+
         @torch.inference_mode()
-        def measure(state: Mapping[str, Tensor], ranks: Ranks = ALONE) -> tuple[float, float]:
+        def measure(state: Mapping[str, Tensor]) -> tuple[float, float]:
             net.load_state_dict(state)
-            found: list[float] = []  # of every batch, how many are right, and the loss
-            count = 0
-            for k, (inputs, labels) in enumerate(
-                evaluation_batches(test, self.data.dataset.normalisation, device=self.recipe.training.device)
-            ):
-                flat = labels.flatten()
-                count += len(flat)
-                if k % ranks.size != ranks.rank:
-                    found += [0.0, 0.0]
-                    continue
-                outputs = net(inputs).flatten(0, -2)
-                found.append(float((outputs.argmax(1) == flat).sum()))
-                found.append(float(functional.cross_entropy(outputs, flat, reduction="sum")))
-            told = ranks.totals(found)
-            return sum(told[::2]) / count, sum(told[1::2]) / count
+            batches, count = (
+                evaluation_batches(test, self.data.dataset.normalisation, device=device),
+                test.labels.numel(),
+            )
+            found = self.ranks.map_numbers(of_batch, batches, 2)
+            return sum(found[::2]) / count, sum(found[1::2]) / count
 
         return measure
 
@@ -199,11 +190,11 @@ def make_world(
         batch_size=batch_size,
         classes=classes_of(model, example),
         device=recipe.training.device,
-        mine=None if pooled and ranks.first else ranks.shares(devices)[ranks.rank],
+        mine=None if pooled and ranks.first else Sharding.of(devices, ranks).local,
     )
     check_inputs(example, data)
     recipe = recipe.model_copy(update={"run": run, "data": data_config})
-    return World(recipe, seed, model, costs, data, resources, noise)
+    return World(recipe, seed, model, costs, data, resources, noise, ranks)
 
 
 @lru_cache(maxsize=4)

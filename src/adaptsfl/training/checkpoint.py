@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -27,23 +27,12 @@ from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
 from adaptsfl.files import TEMPORARY, replace_file, write_tensors
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.snapshot import EngineState
+from adaptsfl.training.trainer import Trainer
 
 FORMAT = "adaptsfl-checkpoint-1"  # another number where older files cannot be read any more
 MANIFEST = "checkpoint.json"
 OWN = "own"  # tensors of a rank's own devices
 ANEW = "Begin the run anew in an empty folder, or restore the folder from a copy"
-
-
-class Resumable(Protocol):
-    """Whatever can be stopped and go on: the engine, and the trainers beside it."""
-
-    def snapshot(self) -> EngineState:
-        """Return a copy of everything that training changes."""
-        ...
-
-    def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     random: Mapping[str, Tensor]
 
-    def resume(self, trainer: Resumable) -> None:
+    def resume(self, trainer: Trainer) -> None:
         """Put trainer and random generators where they were: the next round is the one that would have come."""
         trainer.restore(self.state)
         torch.set_rng_state(self.random["cpu"])
@@ -103,12 +92,12 @@ def save_checkpoint(
         tensors: of the caller's own.
     """
     content = {"identity": _plain("identity", identity), "extra": _plain("extra", extra)}
-    name = ranks.from_first(f"checkpoint-{state.round}-{secrets.token_hex(6)}")
+    name = ranks.broadcast(f"checkpoint-{state.round}-{secrets.token_hex(6)}")
     try:
         with _agreed(ranks, folder):
             _check_finite(state)
             written = _write_tensors(folder, name, _tensors(state, tensors or {}, ranks), ranks)
-        parts = ranks.everybodys((written, state.mine, state.steps))
+        parts = ranks.all_gather((written, state.shard, state.steps))
         with _agreed(ranks, folder):
             if ranks.first:
                 _write_manifest(folder, {**content, **_described(state, parts)})
@@ -130,7 +119,7 @@ def _agreed(ranks: Ranks, folder: Path) -> Iterator[None]:
         remedy = f"Free some space, or give a folder that can be written{kept_one}."
         failure = NotWritten(f"{folder}: the checkpoint cannot be written ({_reason(error)}). {remedy}")
         failure.__cause__ = error
-    failures = [one for one in ranks.everybodys(failure) if one is not None]
+    failures = [one for one in ranks.all_gather(failure) if one is not None]
     if failures:
         raise failure or failures[0]
 
@@ -184,7 +173,7 @@ def load_checkpoint(folder: Path, *, identity: Mapping[str, Any], devices: Seque
     """
     content = _content(folder, identity)
     try:
-        # Of a rank without devices, copies that are nobody's: there are two rows at least (`EngineState.mine`).
+        # Of a rank without devices, copies that are nobody's: there are two rows at least (`EngineState.shard`).
         rows = None if devices is None else [*devices, *[0] * (2 - len(devices))]
         found = _read_parts(folder, content, rows)
         mine = None if devices is None else tuple(devices)
@@ -237,10 +226,10 @@ def _tensors(state: EngineState, extra: Mapping[str, Tensor], ranks: Ranks) -> d
     layers: dict[str, Tensor] = {}
     for number, layer in enumerate(state.tensors, start=1):
         for name, rows in layer.items():
-            if state.mine is None or len(rows) == 1:
+            if state.shard is None or len(rows) == 1:
                 layers[f"layer.{number}.{name}"] = rows.cpu().contiguous()
-            elif state.mine:
-                layers[f"{OWN}.layer.{number}.{name}"] = rows[: len(state.mine)].cpu().contiguous()
+            elif state.shard:
+                layers[f"{OWN}.layer.{number}.{name}"] = rows[: len(state.shard)].cpu().contiguous()
     if not ranks.first:
         return {name: tensor for name, tensor in layers.items() if name.startswith(OWN)}
     random = {"random.cpu": torch.get_rng_state()}
