@@ -13,7 +13,7 @@ from adaptsfl.policies import TrainerName
 from adaptsfl.runs.recipe import reestimates
 from adaptsfl.simulation.clock import RoundTime, centralized_time, parallel_time, relayed_time
 from adaptsfl.simulation.world import World
-from adaptsfl.training import Centralized, Engine, Sequential, Trainer
+from adaptsfl.training import Engine, PooledEngine, Sequential, Trainer
 from adaptsfl.training.estimate import ConstantsSample, measured_round
 from adaptsfl.training.settings import Batch
 from adaptsfl.training.sharding import Sharding
@@ -69,7 +69,7 @@ def _engine(world: World, first: Decision, record_divergence: bool) -> Trainer:
 
 def _centralized(world: World, first: Decision, record_divergence: bool) -> Trainer:
     training = world.recipe.training
-    return Centralized(
+    return PooledEngine(
         world.model,
         first,
         world.optimizer,

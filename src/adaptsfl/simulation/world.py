@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import adaptsfl
 from adaptsfl import factories
-from adaptsfl.config import DataConfig, ModelConfig, Recipe, RunConfig
+from adaptsfl.config import DataConfig, FleetConfig, ModelConfig, Recipe, RunConfig
 from adaptsfl.costs import CutCosts
 from adaptsfl.data import PreparedData, evaluation_batches, prepare
 from adaptsfl.data.samples import Samples, fingerprint
@@ -31,7 +31,31 @@ from adaptsfl.training.sharding import Sharding
 
 
 @dataclass(frozen=True, eq=False)
-class World:
+class TrueFleet:
+    """The resources of a fleet over rounds, as they are and as they are measured."""
+
+    resources: Resources
+    noise: MeasurementNoise
+
+    @classmethod
+    def of(cls, config: FleetConfig) -> "TrueFleet":
+        """Return the fleet of a recipe, whose seed is final."""
+        with inside("fleet"):
+            resources = resources_from(config)
+        with inside("fleet.noise"):
+            return TrueFleet(resources, noise_from(config.noise, config.seed))
+
+    def fleet_at(self, round_: int) -> Fleet:
+        """Return the true resources in round 1, 2, …."""
+        return self.resources.at(round_ - 1)
+
+    def measured_at(self, round_: int) -> Fleet:
+        """Return the resources of round 1, 2, … as they are measured."""
+        return self.noise.measure(self.fleet_at(round_), round_ - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class World(TrueFleet):
     """A recipe and a seed, made real.
 
     Attributes:
@@ -46,8 +70,6 @@ class World:
     model: SplitModel
     costs: CutCosts
     data: PreparedData
-    resources: Resources
-    noise: MeasurementNoise
     ranks: Ranks = ALONE
 
     @property
@@ -75,14 +97,6 @@ class World:
     def optimizer(self) -> OptimizerSettings:
         """How weights follow gradients."""
         return optimizer_settings(self.recipe.training)
-
-    def fleet_at(self, round_: int) -> Fleet:
-        """Return the true resources in round 1, 2, …."""
-        return self.resources.at(round_ - 1)
-
-    def measured_at(self, round_: int) -> Fleet:
-        """Return the resources of round 1, 2, … as they are measured."""
-        return self.noise.measure(self.fleet_at(round_), round_ - 1)
 
     def batches(self, round_: int, present: Sequence[int] | None = None) -> list[Batch]:
         """Return one mini-batch per present device for round 1, 2, …; all must be devices whose samples are here."""
@@ -167,22 +181,19 @@ def make_world(
     run = recipe.run or RunConfig()
     check_run(run)
     data_config = recipe.data or DataConfig()
-    with inside("fleet"):
-        resources = resources_from(recipe.fleet)
-    with inside("fleet.noise"):
-        noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
-    if like is not None and like.devices == resources.at(0).size:
+    fleet = TrueFleet.of(recipe.fleet)
+    devices, batch_size = fleet.fleet_at(1).size, recipe.training.batch_size
+    if like is not None and like.devices == devices:
         kept = {"run": like.recipe.run, "data": like.recipe.data}
-        return replace(like, recipe=recipe.model_copy(update=kept), resources=resources, noise=noise)
+        return replace(like, recipe=recipe.model_copy(update=kept), resources=fleet.resources, noise=fleet.noise)
     check_training(recipe.training)
     torch.manual_seed(seed)
     model, example = split_model(recipe.model, to_train=True)
     if recipe.model.charged_as is None:
-        costs = costs_of(model, example, recipe.model, recipe.training.batch_size, recipe.training.optimizer)
+        costs = costs_of(model, example, recipe.model, batch_size, recipe.training.optimizer)
     else:
-        costs = _charged(recipe.model.model_dump_json(), recipe.training.batch_size, recipe.training.optimizer)
+        costs = _charged(recipe.model.model_dump_json(), batch_size, recipe.training.optimizer)
         _check_layers(model.layers, costs.layers)
-    devices, batch_size = resources.at(0).size, recipe.training.batch_size
     torch.manual_seed(seed)  # a dataset of the user's own may draw from it: the same samples, whatever the model drew
     data = prepare(
         data_config,
@@ -194,7 +205,7 @@ def make_world(
     )
     check_inputs(example, data)
     recipe = recipe.model_copy(update={"run": run, "data": data_config})
-    return World(recipe, seed, model, costs, data, resources, noise, ranks)
+    return World(fleet.resources, fleet.noise, recipe, seed, model, costs, data, ranks)
 
 
 @lru_cache(maxsize=4)

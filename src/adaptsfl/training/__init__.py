@@ -18,18 +18,18 @@ from adaptsfl.training.settings import (
 )
 from adaptsfl.training.snapshot import EngineState
 from adaptsfl.training.trainer import Trainer
-from adaptsfl.training.variants import Centralized, Sequential
+from adaptsfl.training.variants import PooledEngine, Sequential
 
 __all__ = [
     "Batch",
     "Batches",
-    "Centralized",
     "Checkpoint",
     "ChunkForward",
     "Engine",
     "EngineState",
     "Loss",
     "OptimizerSettings",
+    "PooledEngine",
     "Reference",
     "RoundRecord",
     "Schedule",

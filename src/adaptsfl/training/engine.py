@@ -114,18 +114,14 @@ class Engine(Trainer):
         batches: Sequence[Batch],
         *,
         devices: Sequence[int] | None = None,
-        averaged: bool = False,
         alone: bool = False,
     ) -> list[Tensor]:
         """Return the gradient of every layer as one vector, the weighted mean over `devices` (by default all).
 
-        It is taken at every device's own copies, or with `averaged` at the mean of those of the last round. Nothing is
-        changed. On several ranks, batches are those of the rank's own devices, and the gradient is that of all; with
-        `alone` all devices are this rank's, and the other ranks need not call it.
+        It is taken at every device's own copies, or inside `averaged` at their mean. Nothing is changed. On several
+        ranks, batches are those of the rank's own devices, and the gradient is that of all; with `alone` all devices
+        are this rank's, and the other ranks need not call it.
         """
-        if averaged:
-            with self.averaged():
-                return self.gradients(batches, devices=devices, alone=alone)
         chosen, own = present_devices(devices, len(self.weights)), self.schedule.plan.deepest
         local = self._local(batches, chosen)
         assert not alone or len(local) == len(chosen), "devices of other ranks cannot be asked alone"

@@ -57,14 +57,14 @@ def measure_constants(
     wholes = {}
     for k, device in enumerate(local):
         at_copy = [engine.gradients([half[k]], devices=[device], alone=True) for half in halves]
-        whole, apart, place = _weighted(at_copy, [0.5, 0.5]), _minus(*at_copy), devices.index(device)
+        whole, apart, place = _middle(*at_copy), _minus(*at_copy), devices.index(device)
         norms[place], variances[place] = _products(whole, whole), _products(apart, apart) / 4
         wholes[device] = whole
     with engine.averaged():
         for k, device in enumerate(local):
             if distances[device] >= SMALLEST_DISTANCE:
                 at_mean = [engine.gradients([half[k]], devices=[device], alone=True) for half in halves]
-                change = _minus(wholes[device], _weighted(at_mean, [0.5, 0.5]))
+                change = _minus(wholes[device], _middle(*at_mean))
                 ratios[devices.index(device)] = _length(change) / distances[device]
     every = np.array(
         engine.sharding.ranks.sum_numbers(np.concatenate([norms.ravel(), variances.ravel(), ratios]).tolist())
@@ -94,15 +94,16 @@ class SmoothnessProbe:
 
     def __init__(self, engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None) -> None:
         self.batches, self.present = batches, present
-        self.weights = _global_weights(engine)
-        self.gradients = engine.gradients(batches, devices=present, averaged=True)
+        with engine.averaged():
+            self.weights, self.gradients = _weights(engine), engine.gradients(batches, devices=present)
 
     def measure(self, engine: Engine) -> float | None:
         """Return ‖∇f(w') − ∇f(w)‖ / ‖w' − w‖ between now and when the probe was made; None if nothing moved."""
-        distance = _length(_minus(_global_weights(engine), self.weights))
-        if distance < SMALLEST_DISTANCE:
-            return None
-        now = engine.gradients(self.batches, devices=self.present, averaged=True)
+        with engine.averaged():
+            distance = _length(_minus(_weights(engine), self.weights))
+            if distance < SMALLEST_DISTANCE:
+                return None
+            now = engine.gradients(self.batches, devices=self.present)
         return _length(_minus(now, self.gradients)) / distance
 
 
@@ -160,12 +161,8 @@ def _minus(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
-def _weighted(vectors: Sequence[Sequence[Tensor]], weights: Sequence[float]) -> list[Tensor]:
-    """Return Σ weight · vector, layer by layer."""
-    total = [weights[0] * x for x in vectors[0]]
-    for vector, weight in zip(vectors[1:], weights[1:], strict=True):
-        total = [x + weight * y for x, y in zip(total, vector, strict=True)]
-    return total
+def _middle(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
+    return [0.5 * x + 0.5 * y for x, y in zip(a, b, strict=True)]
 
 
 def _distances(engine: Engine) -> list[float]:
@@ -182,10 +179,10 @@ def _distances(engine: Engine) -> list[float]:
     return [math.sqrt(square) for square in engine.sharding.ranks.sum_numbers(squares.tolist())]
 
 
-def _global_weights(engine: Engine) -> list[Tensor]:
+def _weights(engine: Engine) -> list[Tensor]:
+    """Return a copy of every layer's first row as one vector."""
     nothing = torch.zeros(0, device=engine.device)
-    with engine.averaged():
-        return [
-            torch.cat([layer.parameters[name][0].flatten() for name in layer.trained]) if layer.trained else nothing
-            for layer in engine.layers
-        ]
+    return [
+        torch.cat([layer.parameters[name][0].flatten() for name in layer.trained]) if layer.trained else nothing
+        for layer in engine.layers
+    ]

@@ -87,14 +87,6 @@ class Ranks:
         self.all_reduce_sum([total])
         return [float(value) for value in total.tolist()]
 
-    def max_numbers(self, values: Sequence[int]) -> list[int]:
-        """Return the largest over ranks of some whole numbers."""
-        if self.size == 1:
-            return list(values)
-        largest = torch.tensor(values, dtype=torch.int64)
-        self.all_reduce_max([largest])
-        return [int(value) for value in largest.tolist()]
-
     def map_numbers(self, work: Callable[[T], Sequence[float]], items: Iterable[T], width: int) -> list[float]:
         """Return the `width` numbers that `work` gives for every item, one after another; ranks share the items."""
         found: list[float] = []

@@ -201,7 +201,9 @@ def merge(layers: Sequence[LayerStack], shares: Sequence[float], rule: StateRule
     unequal = [layer for layer in layers if len(layer.steps) > 1 and (rule == "average" or not layer.state)]
     local = sharding.row_shares(shares)
     counts = [max((n for n, share in zip(layer.steps, local, strict=True) if share), default=0) for layer in unequal]
-    for layer, count in zip(unequal, sharding.ranks.max_numbers(counts), strict=True):
+    largest = torch.tensor(counts, dtype=torch.int64)
+    sharding.ranks.all_reduce_max([largest])
+    for layer, count in zip(unequal, largest.tolist(), strict=True):
         layer.steps = [count]
     if rule == "reset":
         for layer in layers:

@@ -6,7 +6,7 @@
 | parallel split learning | a decision with interval None: never averaged |
 | FedAvg | a decision with every cut at L |
 | SplitFed V1 | FedAvg with an epoch as interval: where the server's copies run changes no weight |
-| centralized | `Centralized`: an engine for one device, which gets the pooled batch |
+| centralized | `PooledEngine`: an engine for one device, which gets the pooled batch |
 | SplitFed V2 | `Sequential` |
 | vanilla split learning | `Sequential` with relayed=True |
 """
@@ -33,7 +33,7 @@ from adaptsfl.training.stack import Slot, merge
 from adaptsfl.training.trainer import Trainer, TrainerOptions
 
 
-class Centralized(Engine):
+class PooledEngine(Engine):
     """One model trained on the batches of all devices together, by the first rank; `present` is then device 0.
 
     Args:
