@@ -45,7 +45,9 @@ class Observer:
 
 
 class SimulatedBackend:
-    """One run's way through weights and virtual time. As a context, it lets the other ranks go at its end.
+    """Trains the blocks of one run, or looks up what they learn, and charges virtual time.
+
+    As a context manager, it lets the other ranks return from `Learner.follow` at its end.
 
     Args:
         store: what was trained before.
@@ -90,7 +92,7 @@ class SimulatedBackend:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an interruption or the loss of a rank, nobody knows what the others are waiting for.
+        # After an interruption or the loss of a rank, the others may wait for anything.
         if kind is None or (issubclass(kind, Exception) and not issubclass(kind, RankFailed)):
             self._learner.end()
 
@@ -154,7 +156,7 @@ class SimulatedBackend:
     # --- learning ---
 
     def learn(self, order: Order) -> Learned:
-        """Return what one more block gives, trained only where nobody was before."""
+        """Return what one more block learns, which is trained only if the store does not have it."""
         key = _name(f"{self.key} {_schedule(order)}")
         known = self.store.find(key)
         if known is None:

@@ -22,7 +22,7 @@ from adaptsfl.runs.backend import Order
 from adaptsfl.simulation.faults import Faults
 from adaptsfl.training.schedule import Schedule
 
-NOBODY = ""  # whom a phase waited for that did not take place
+NOBODY = ""  # in `waited_for`, of a phase that did not take place
 
 
 @dataclass(frozen=True)

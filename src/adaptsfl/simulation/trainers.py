@@ -54,31 +54,25 @@ class TrainerKind:
 
 
 def _engine(world: World, first: Decision, record_divergence: bool) -> Trainer:
-    training = world.recipe.training
+    sharding, weights = Sharding.of(world.devices, world.ranks), world.data.weights.tolist()
+    options = _engine_options(world, record_divergence)
     return Engine(
-        world.model,
-        first.levelled(world.devices),
-        world.optimizer,
-        weights=world.data.weights.tolist(),
-        statistics=training.statistics,
-        device=training.device,
-        record_divergence=record_divergence,
-        sharding=Sharding.of(world.devices, world.ranks),
+        world.model, first.levelled(world.devices), world.optimizer, weights=weights, sharding=sharding, **options
     )
 
 
-def _centralized(world: World, first: Decision, record_divergence: bool) -> Trainer:
+def _pooled(world: World, first: Decision, record_divergence: bool) -> Trainer:
+    options = _engine_options(world, record_divergence)
+    return PooledEngine(world.model, first, world.optimizer, devices=world.devices, ranks=world.ranks, **options)
+
+
+def _engine_options(world: World, record_divergence: bool) -> dict[str, Any]:
     training = world.recipe.training
-    return PooledEngine(
-        world.model,
-        first,
-        world.optimizer,
-        devices=world.devices,
-        statistics=training.statistics,
-        device=training.device,
-        record_divergence=record_divergence,
-        ranks=world.ranks,
-    )
+    return {
+        "statistics": training.statistics,
+        "device": training.device,
+        "record_divergence": record_divergence,
+    }
 
 
 def _sequential(world: World, first: Decision, _record_divergence: bool, *, relayed: bool) -> Trainer:
@@ -103,7 +97,7 @@ TRAINERS: Mapping[str, TrainerKind] = {
         # server's work is the same in any order: a round takes what it takes with the engine.
         TrainerKind("turns", partial(_sequential, relayed=False), one_plan=True),
         TrainerKind("relay", partial(_sequential, relayed=True), relayed_time, averages=False, one_plan=True),
-        TrainerKind("centralized", _centralized, centralized_time, averages=False),
+        TrainerKind("centralized", _pooled, centralized_time, averages=False),
     )
 }
 

@@ -56,7 +56,7 @@ class TrueFleet:
 
 @dataclass(frozen=True, eq=False)
 class World(TrueFleet):
-    """A recipe and a seed, made real.
+    """Everything that a recipe and a seed describe: model, data, fleet.
 
     Attributes:
         recipe: with every seed in it final.
@@ -118,13 +118,13 @@ class World(TrueFleet):
     def learning_identity(self) -> str:
         """A name for everything that decides what is learned, but for the schedule: equal names, equal weights.
 
-        Where nobody can tell what the model's code is, no other world has the same name.
+        Where the model's code cannot be read, no other world has the same name.
         """
         return self.fingerprint if self.model_code is not None else uuid4().hex[:16]
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same as far as it can be told, on every rank."""
+        """The same name, equal on all ranks also where the model's code cannot be read."""
         recipe = self.recipe.model_dump(mode="json", include={"model", "training", "data"})
         recipe["seed"], recipe["devices"] = self.seed, self.devices
         recipe["evaluation"] = [self.run.evaluate_every, self.run.test_samples]

@@ -68,7 +68,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint that nobody needs any more."""
+    """Remove a checkpoint that is not needed any more."""
     (folder / MANIFEST).unlink(missing_ok=True)
     remove_unnamed(folder)
 

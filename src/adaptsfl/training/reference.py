@@ -62,7 +62,7 @@ class ServerSide:
         self.gradients: list[Tensor] = []  # of the common layers, then of the present devices' own
 
     def receive(self, device: int, sent: Tensor) -> None:
-        """Run a device's own layers on the activations that it sent, for which nobody else is needed."""
+        """Run a device's own layers on the activations that it sent, whether or not others have sent theirs."""
         received = sent.requires_grad_()
         # 13: the predictions ŷ_i, through the device's own layers and then (in `forward`) the common ones
         self._arrived[device] = received, run(self.non_common[device], received)
