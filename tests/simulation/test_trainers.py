@@ -3,6 +3,7 @@
 from typing import get_args
 
 import pytest
+import torch
 
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
@@ -24,6 +25,17 @@ def test_every_name_has_a_trainer_that_trains():
         assert len(losses) == len(trainer.present)
         trainer.change_plan(FIRST)  # the same plan changes nothing
         trainer.restore(trainer.snapshot())
+
+
+@pytest.mark.parametrize(("name", "measured"), [("engine", 4), ("centralized", 1)])
+def test_constants_are_measured_on_the_batches_of_a_round(name, measured):
+    here, kind = world(), TRAINERS[name]
+    one, other = (kind.make(here, FIRST, False) for _ in range(2))
+    losses, sample = kind.measured_round(one, here.batches(1), None)
+    assert len(sample.squared_norms) == measured
+    assert sample.smoothness > 0
+    assert torch.equal(losses, other.round(here.batches(1)))
+    assert TRAINERS["relay"].measured_round is TRAINERS["turns"].measured_round is None
 
 
 @pytest.mark.parametrize("name", ["turns", "relay"])

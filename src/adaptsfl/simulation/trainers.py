@@ -17,6 +17,7 @@ from adaptsfl.training import Engine, PooledEngine, Sequential, Trainer
 from adaptsfl.training.estimate import ConstantsSample, measured_round
 from adaptsfl.training.settings import Batch
 from adaptsfl.training.sharding import Sharding
+from adaptsfl.training.variants import pooled
 
 MeasuredRound = Callable[[Any, Sequence[Batch], Sequence[int] | None], tuple[Tensor, ConstantsSample]]
 
@@ -66,6 +67,12 @@ def _pooled(world: World, first: Decision, record_divergence: bool) -> Trainer:
     return PooledEngine(world.model, first, world.optimizer, devices=world.devices, ranks=world.ranks, **options)
 
 
+def _measured_pooled(
+    engine: PooledEngine, batches: Sequence[Batch], _present: Sequence[int] | None
+) -> tuple[Tensor, ConstantsSample]:
+    return measured_round(engine, pooled(batches))
+
+
 def _engine_options(world: World, record_divergence: bool) -> dict[str, Any]:
     training = world.recipe.training
     return {
@@ -97,7 +104,7 @@ TRAINERS: Mapping[str, TrainerKind] = {
         # server's work is the same in any order: a round takes what it takes with the engine.
         TrainerKind("turns", partial(_sequential, relayed=False), one_plan=True),
         TrainerKind("relay", partial(_sequential, relayed=True), relayed_time, averages=False, one_plan=True),
-        TrainerKind("centralized", _pooled, centralized_time, averages=False),
+        TrainerKind("centralized", _pooled, centralized_time, averages=False, measured_round=_measured_pooled),
     )
 }
 

@@ -62,12 +62,16 @@ class PooledEngine(Engine):
 
     def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
         """Train one round on all samples of the present devices' batches; return their mean loss."""
-        inputs, targets = [x for x, _ in batches], [y for _, y in batches]
-        return super().round([(torch.cat(inputs), torch.cat(targets))] if batches else [])
+        return super().round(pooled(batches))
 
     def change_plan(self, plan: Decision) -> None:
         """Follow another plan, of which only the interval matters here."""
         super().change_plan(plan.levelled())
+
+
+def pooled(batches: Sequence[Batch]) -> list[Batch]:
+    """Return one batch of all samples, or none."""
+    return [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))] if batches else []
 
 
 class Sequential(Trainer):
