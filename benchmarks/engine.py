@@ -180,11 +180,11 @@ def averaging_s(model: SplitModel, deepest: int, devices: int) -> float:
     times = []
     for _ in range(3):
         for layer in engine.layers[:deepest]:
-            layer.spread(devices)
+            layer.spread()
         started = time.process_time()
         for layer in engine.layers[:deepest]:
             merge([layer], engine.weights, "average")
-            layer.spread(devices)
+            layer.spread()
         times.append(time.process_time() - started)
     return min(times)
 

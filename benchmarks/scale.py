@@ -42,6 +42,7 @@ from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel, build, split
 from adaptsfl.training import Batch, Engine, OptimizerSettings
 from adaptsfl.training.ranks import BUCKET_BYTES, Ranks, joined
+from adaptsfl.training.sharding import Sharding
 from adaptsfl.training.stack import merge
 
 BATCH_SIZE, DEEPEST = 16, 2
@@ -85,23 +86,22 @@ class Worker:
         with suppress(OSError):  # the peak from here on, where Linux allows it
             Path("/proc/self/clear_refs").write_text("5")
         self.before_mib = memory_mib("VmRSS")
-        self.engine = Engine(model, Decision((DEEPEST,) * devices, None), OptimizerSettings(), ranks=ranks)
+        sharding = Sharding.of(devices, ranks)
+        self.engine = Engine(model, Decision((DEEPEST,) * devices, None), OptimizerSettings(), sharding=sharding)
 
     def round(self) -> float:
         """Return the seconds of a round without averaging."""
-        given = [self.batches[device % len(self.batches)] for device in self.engine.mine]
+        given = [self.batches[device % len(self.batches)] for device in self.engine.batch_devices]
         return self._timed(lambda: self.engine.round(given))
 
     def average(self) -> float:
         """Return the seconds in which all copies are averaged and made anew."""
-        layers, rows = self.engine.layers[:DEEPEST], len(self.engine.layers[0].steps)
-        shares = [self.engine.weights[device] for device in self.engine.mine]
-        shares += [0.0] * (rows - len(shares))
+        layers = self.engine.layers[:DEEPEST]
 
         def average() -> None:
-            merge(layers, shares, "average", self.ranks)
+            merge(layers, self.engine.weights, "average")
             for layer in layers:
-                layer.spread(rows)
+                layer.spread()
 
         return self._timed(average)
 
@@ -117,10 +117,14 @@ class Worker:
         def small() -> None:
             number: Tensor = torch.zeros(1)
             for _ in range(SMALL_SUMS):
-                self.ranks.sum_([number])
+                self.ranks.all_reduce_sum([number])
 
         small()
-        return self._timed(lambda: self.ranks.sum_(gradients)), self._timed(copy), self._timed(small) / SMALL_SUMS
+        return (
+            self._timed(lambda: self.ranks.all_reduce_sum(gradients)),
+            self._timed(copy),
+            self._timed(small) / SMALL_SUMS,
+        )
 
     def cpu(self) -> float:
         """Return the CPU seconds of all threads since the process began."""
@@ -131,7 +135,7 @@ class Worker:
         return memory_mib("VmHWM") - self.before_mib
 
     def _timed(self, what: Callable[[], object]) -> float:
-        self.ranks.totals([0.0])  # all begin together
+        self.ranks.sum_numbers([0.0])  # all begin together
         started = time.perf_counter()
         what()
         return time.perf_counter() - started

@@ -85,13 +85,13 @@ class ThreadRanks(Ranks):
         super().__init__(rank, size)
         self.meeting = meeting
 
-    def told_by(self, rank: int, value: Any) -> Any:
-        return self.meeting.exchange(self.rank, value)[rank]
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        return self.meeting.exchange(self.rank, value)[source]
 
-    def _reduce(self, tensors: Sequence[Tensor], operation: Any) -> None:
-        everybodys = self.meeting.exchange(self.rank, [tensor.detach().clone() for tensor in tensors])
+    def _all_reduce(self, tensors: Sequence[Tensor], operation: Any) -> None:
+        gathered = self.meeting.exchange(self.rank, [tensor.detach().clone() for tensor in tensors])
         with torch.no_grad():
-            for tensor, *theirs in zip(tensors, *everybodys, strict=True):
+            for tensor, *theirs in zip(tensors, *gathered, strict=True):
                 rows = torch.stack(theirs)
                 tensor.copy_(rows.sum(0) if operation == dist.ReduceOp.SUM else rows.amax(0))
 

@@ -11,7 +11,8 @@ from adaptsfl import latency
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
 from adaptsfl.policies import make_policy
-from adaptsfl.simulation.clock import Elapsed, averaged_costs, round_time, together
+from adaptsfl.simulation.clock import Elapsed, averaged_costs, together
+from adaptsfl.simulation.trainers import TRAINERS
 from policies.observations import of
 from problems import Small, by_hand, small_problems
 
@@ -19,7 +20,7 @@ UNRESTRICTED = small_problems(Small(restricted=False))
 
 
 def timed(problem, trainer, cuts, averaged=()) -> Elapsed:
-    return round_time(trainer, cuts, problem.fleet, problem.costs, problem.batch_size, averaged)
+    return TRAINERS[trainer].round_time(cuts, problem.fleet, problem.costs, problem.batch_size, averaged)
 
 
 @st.composite

@@ -15,7 +15,7 @@ from adaptsfl.decisions import Decision
 from adaptsfl.runs.backend import Order
 from adaptsfl.runs.folder import RUN, find_runs
 from adaptsfl.runs.record import Block, block_line, block_of
-from adaptsfl.simulation.clock import Clock, reestimation_time, round_time
+from adaptsfl.simulation.clock import Clock, parallel_time, reestimation_time
 from adaptsfl.simulation.experiment import MODEL, Experiment
 from adaptsfl.simulation.faults import Faults
 from adaptsfl.simulation.jobs import Watcher
@@ -59,7 +59,7 @@ def test_it_is_charged_and_training_does_not_notice(policy: str) -> None:
         for evaluated, shown in zip(with_it.evaluations, without.evaluations, strict=True):
             more = reestimation_time(with_it.cuts, here.fleet_at(1), here.costs, here.batch_size)
             extra_s, extra_bits = extra_s + more.total_s, extra_bits + more.bits
-            assert 0 < more.total_s < round_time("engine", with_it.cuts, here.fleet_at(1), here.costs, 4).total_s
+            assert 0 < more.total_s < parallel_time(with_it.cuts, here.fleet_at(1), here.costs, 4).total_s
             assert evaluated[0] == shown[0]
             assert evaluated[1] - shown[1] == pytest.approx(extra_s, rel=1e-9)
             assert evaluated[3] != shown[3]
@@ -95,7 +95,7 @@ def test_the_clock_charges_after_the_evaluated_rounds_and_before_the_first() -> 
     order = Order(Decision((1, 2), None, rounds=3), 3, first_round=5)
 
     def charged(*rounds: int) -> Any:
-        clock = Clock(lambda _round: problem.fleet, costs, problem.batch_size, Faults(2), "engine")
+        clock = Clock(lambda _round: problem.fleet, costs, problem.batch_size, Faults(2), parallel_time)
         return clock.charge(order, (0, 1), 0, rounds)
 
     plain, after, before = charged(), charged(6, 7), charged(4)

@@ -15,7 +15,7 @@ from adaptsfl.policies import BasePolicy, Decision, Observation
 from adaptsfl.policies.registry import POLICIES
 from adaptsfl.runs.folder import RUN, read_run
 from adaptsfl.runs.record import Block, block_line
-from adaptsfl.simulation.clock import round_time
+from adaptsfl.simulation.clock import parallel_time
 from adaptsfl.simulation.experiment import MODEL, Experiment
 from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.store import Store
@@ -131,8 +131,8 @@ def test_measuring_is_charged() -> None:
     first = blocks_of(short, "adaptsfl")[0]
     assert first.measuring == CONSTANTS_COST == 4
     cuts, fleet = first.cuts, short.fleet_at(1)
-    alone = round_time("engine", cuts, fleet, short.costs, short.batch_size)
-    averaged = round_time("engine", cuts, fleet, short.costs, short.batch_size, range(1, first.deepest + 1))
+    alone = parallel_time(cuts, fleet, short.costs, short.batch_size)
+    averaged = parallel_time(cuts, fleet, short.costs, short.batch_size, range(1, first.deepest + 1))
     expected = (first.rounds - 1 + CONSTANTS_COST) * alone.total_s + averaged.total_s
     assert first.time_s == pytest.approx(expected)
     assert first.length_s == pytest.approx(expected)

@@ -20,7 +20,8 @@ from adaptsfl.training import (
     save_checkpoint,
 )
 from adaptsfl.training.estimate import SmoothnessProbe, measure_constants
-from adaptsfl.training.ranks import Ranks, assigned
+from adaptsfl.training.ranks import Ranks
+from adaptsfl.training.sharding import Sharding, assigned
 from training.cases import make_batches, make_model, make_odd_norms
 
 SIZES = (2, 4, 2, 4, 2)
@@ -58,11 +59,12 @@ def engine_of(case: Case, ranks: Ranks) -> Engine:
     chosen = {"statistics": case.statistics, "weights": case.weights, "chunk": 2, **case.options}
     with MAKING:
         model = model_of(case)
-    return Engine(model, PLANS[0], settings, ranks=ranks, parts=assigned(SIZES, ranks.speeds), **chosen)
+    sharding = Sharding.of(len(SIZES), ranks, assigned(SIZES, ranks.speeds))
+    return Engine(model, PLANS[0], settings, sharding=sharding, **chosen)
 
 
 def mine(engine: Engine, batches: Sequence[Batch], present: Sequence[int]) -> list[Batch]:
-    return [batches[k] for k in present if k in engine.mine]
+    return [batches[k] for k in present if k in engine.batch_devices]
 
 
 def trained(ranks: Ranks, cases: Sequence[Case]) -> list[tuple[list[list[float]], dict[str, Tensor], list[float]]]:
@@ -111,7 +113,7 @@ def stopped(ranks: Ranks, case: Case, rounds: int, folder: Path) -> None:
 def gone_on(ranks: Ranks, case: Case, rounds: int, folder: Path) -> dict[str, Tensor]:
     """Return the weights after some more rounds from a checkpoint, whoever wrote it."""
     engine = engine_of(case, ranks)
-    engine.restore(load_checkpoint(folder, identity={}, devices=engine.mine if ranks.size > 1 else None).state)
+    engine.restore(load_checkpoint(folder, identity={}, devices=engine.sharding.shard).state)
     for _ in range(rounds):
         t = engine.schedule.round + 1
         engine.round(mine(engine, make_batches(engine.model, (1, 8, 8), SIZES)(t), EVERYBODY))

@@ -23,7 +23,7 @@ def test_slices(momentum: float | None) -> None:
         for chunk, sizes, weights in ((x[:6], (2, 4), (0.2, 0.3)), (x[6:], (1,), (0.5,))):
             slices.sizes, slices.weights = sizes, weights
             assert torch.allclose(holder(chunk), torch.cat(outputs[:2] if len(sizes) == 2 else outputs[2:]))
-        sliced.finish()
+        sliced.finish(sliced.round_statistics())
         mean = {
             key: sum(weight * copy.state_dict()[key] for weight, copy in zip((0.2, 0.3, 0.5), copies, strict=True))
             for key in ("running_mean", "running_var")

@@ -15,7 +15,8 @@ from adaptsfl.errors import InvalidInput, NotWritten, RankFailed, TrainingDiverg
 from adaptsfl.models import split
 from adaptsfl.rate_schedule import RateSchedule
 from adaptsfl.training import Engine, OptimizerSettings, load_checkpoint, save_checkpoint
-from adaptsfl.training.ranks import ALONE, Ranks, _this_start, assigned, joined, launched
+from adaptsfl.training.ranks import ALONE, Ranks, _this_start, joined, launched
+from adaptsfl.training.sharding import Sharding, assigned
 from ranks import free_port, in_threads, on_ranks
 from training.cases import largest_difference, make_batches, make_model
 from training.ranked import EVERYBODY, SIZES, Case, engine_of, gone_on, measured, mine, stopped, trained
@@ -183,15 +184,15 @@ def test_slow_ranks_get_fewer_devices():
 def test_parts_that_do_not_fit_are_refused(parts):
     model = make_model("vgg_digits", torch.float64, width=0.25)
     with pytest.raises(InvalidInput, match=r"parts: is .* for 2 ranks and 4 devices"):
-        Engine(model, Decision((1,) * 4, 2), OptimizerSettings(), ranks=Ranks(0, 2), parts=parts)
+        Engine(model, Decision((1,) * 4, 2), OptimizerSettings(), sharding=Sharding.of(4, Ranks(0, 2), parts))
 
 
 def one_sums_alone(ranks: Ranks) -> str:
-    ranks.totals([1.0])  # all are there
+    ranks.sum_numbers([1.0])  # all are there
     if ranks.rank == 1:
         return "left"
     try:
-        ranks.sum_([torch.zeros(3)])
+        ranks.all_reduce_sum([torch.zeros(3)])
     except RankFailed as error:
         return str(error)
     return "nothing happened"
@@ -211,8 +212,8 @@ def test_without_a_launcher_there_is_one_rank(monkeypatch):
     with joined() as ranks:
         assert ranks is ALONE
     values = [1.5, 2.5]
-    assert ALONE.totals(values) == values
-    assert ALONE.from_first("a") == "a"
+    assert ALONE.sum_numbers(values) == values
+    assert ALONE.broadcast("a") == "a"
 
 
 def launch(monkeypatch, **changes: str) -> None:
@@ -263,4 +264,4 @@ def test_whoever_starts_again_does_not_find_what_the_dead_left():
 def test_pooled_statistics_over_ranks_need_batch_norm_modules():
     model = split(ByShape().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="statistics: is 'pooled' over several ranks, but tracing turned"):
-        Engine(model, Decision((1,) * 4, 2), OptimizerSettings(), ranks=Ranks(0, 2))
+        Engine(model, Decision((1,) * 4, 2), OptimizerSettings(), sharding=Sharding.of(4, Ranks(0, 2)))

@@ -31,7 +31,7 @@ from adaptsfl.deploy.terms import PROTOCOL, Terms
 from adaptsfl.deploy.transfer import Incoming, chunks
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, TrainingDiverged, first_line
 from adaptsfl.models import SplitModel
-from adaptsfl.training.reference import Device
+from adaptsfl.training.reference import DeviceSide
 from adaptsfl.training.statistics import evaluated, recorded, running_buffers
 from adaptsfl.training.timing import LayerTimes, time_layers
 
@@ -61,7 +61,7 @@ class Held:
     last_round: int
     cut: int
     next_round: int
-    device: Device
+    device: DeviceSide
     pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
     learned: int = 0  # the last round whose gradients it followed
     evaluated: bool = False  # all test samples were sent, if that was asked for
@@ -240,7 +240,7 @@ class DeviceParty:
         """Fetch the layers of a block."""
         moved = await FedClient(fed, self.template).fetch(plan.attempt, 1, plan.cut)
         layers = [self.template.layer(number, state) for number, state in sorted(moved.states.items())]
-        device, last = Device(layers), plan.last_round
+        device, last = DeviceSide(layers), plan.last_round
         self.held = Held(plan.attempt, plan.block, last, plan.cut, plan.next_round, device, fed_downlink=moved.bps)
         rounds = f"rounds {plan.next_round} to {last}" if plan.next_round <= last else "the end"
         self.say(f"block {plan.block}: {rounds}, cut {plan.cut}")

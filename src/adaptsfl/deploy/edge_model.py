@@ -17,7 +17,7 @@ from adaptsfl.deploy.moments_file import plausible
 from adaptsfl.deploy.tensors import NoNumbers
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import Layer
-from adaptsfl.training.reference import EdgeServer
+from adaptsfl.training.reference import ServerSide
 from adaptsfl.training.settings import Statistics, sample_cross_entropy
 from adaptsfl.training.statistics import Moments, Norm, evaluated, recorded, running_buffers
 
@@ -46,7 +46,7 @@ class EdgeModel:
     def __init__(self, model: SplitModel, template: Template, statistics: Statistics, devices: int, floor: int) -> None:
         self.template, self.deepest = template, floor
         common = [template.layer(number) for number in range(floor + 1, model.layers + 1)]
-        self.server = EdgeServer(common, statistics, template.settings, sample_cross_entropy)
+        self.server = ServerSide(common, statistics, template.settings, sample_cross_entropy)
         self.server.non_common = [[] for _ in range(devices)]
         self._sent: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by device: activations, and its buffers before them
         self._base: LayerStates = {}  # of the client-specific layers above the lowest cut, as the block began

@@ -1,7 +1,7 @@
 """Who chooses the interval and the cuts: AdaptSFL, the paper's benchmarks, the classical ways, the user's own."""
 
 from adaptsfl.decisions import Decision
-from adaptsfl.policies.policy import BasePolicy, Observation, Policy, Trainer, Trust
+from adaptsfl.policies.policy import BasePolicy, Observation, Policy, TrainerName, Trust
 from adaptsfl.policies.registry import POLICIES, make_policy, option_names
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "Decision",
     "Observation",
     "Policy",
-    "Trainer",
+    "TrainerName",
     "Trust",
     "make_policy",
     "option_names",

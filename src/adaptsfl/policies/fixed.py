@@ -7,7 +7,7 @@ from adaptsfl import checks
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.policies.cuts import CutOptions, given_cuts
-from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Observation, Trainer, decision
+from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Observation, TrainerName, decision
 
 
 class Fixed(CutOptions):
@@ -91,7 +91,7 @@ class Centralized(BasePolicy):
     """
 
     title = "centralized"
-    trainer: ClassVar[Trainer] = "centralized"
+    trainer: ClassVar[TrainerName] = "centralized"
 
     def __init__(self, rounds: int = BLOCK_ROUNDS) -> None:
         self.rounds = checks.whole_number("rounds", rounds)

@@ -18,7 +18,7 @@ from adaptsfl.fleet import Fleet
 from adaptsfl.planner import PlanProblem
 
 # Who trains: the engine; devices in turns (SplitFed V2, vanilla split learning); the server alone.
-Trainer = Literal["engine", "turns", "relay", "centralized"]
+TrainerName = Literal["engine", "turns", "relay", "centralized"]
 
 BLOCK_ROUNDS = 25  # of a policy whose plan does not say when to decide again
 
@@ -140,7 +140,7 @@ class Policy(Protocol):
     """
 
     title: ClassVar[str]
-    trainer: ClassVar[Trainer]
+    trainer: ClassVar[TrainerName]
     estimates: ClassVar[bool]
     divergence: ClassVar[bool]
     adapt: Mapping[str, Any]
@@ -157,7 +157,7 @@ class BasePolicy:
     """A policy that trains with the engine: subclasses need `decide` alone."""
 
     title: ClassVar[str] = ""
-    trainer: ClassVar[Trainer] = "engine"
+    trainer: ClassVar[TrainerName] = "engine"
     estimates: ClassVar[bool] = False
     divergence: ClassVar[bool] = False
     adapt: Mapping[str, Any] = MappingProxyType({})

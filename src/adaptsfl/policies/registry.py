@@ -12,7 +12,7 @@ from adaptsfl.policies.dama_rms import DepthAware
 from adaptsfl.policies.fedlama import LayerwiseAdaptive
 from adaptsfl.policies.fixed import Centralized, FederatedAveraging, Fixed, ParallelSplit, SplitFederated
 from adaptsfl.policies.interval_rules import AdaComm, PostLocal, QuadraticSynchronisation
-from adaptsfl.policies.policy import Policy, Trainer
+from adaptsfl.policies.policy import Policy, TrainerName
 from adaptsfl.policies.random_plans import RandomCuts, RandomInterval, RandomIntervalAndCuts
 from adaptsfl.policies.rma_ams import ResourceAware
 from adaptsfl.policies.split_learning import SplitFedV1, SplitFedV2, VanillaSplit
@@ -76,9 +76,9 @@ def _own(name: str, options: dict[str, Any]) -> Policy:
     policy: Policy = made
     if not isinstance(policy.title, str) or not policy.title:
         raise InvalidInput("policy", f"{name} has the title {short(policy.title)}", "Give it a text")
-    if policy.trainer not in get_args(Trainer):
-        known = ", ".join(get_args(Trainer))
-        raise unknown("policy", str(policy.trainer), get_args(Trainer), f"The trainer of {name} is one of: {known}")
+    if policy.trainer not in get_args(TrainerName):
+        known = ", ".join(get_args(TrainerName))
+        raise unknown("policy", str(policy.trainer), get_args(TrainerName), f"The trainer of {name} is one of: {known}")
     if not isinstance(policy.adapt, Mapping):
         raise InvalidInput("policy", f"{name} has {short(policy.adapt)} as adapt", "Give a mapping of [adapt]'s keys")
     return policy

@@ -8,7 +8,7 @@ from adaptsfl import checks, latency
 from adaptsfl.checks import FloatArray
 from adaptsfl.decisions import Decision
 from adaptsfl.policies.cuts import every_cut, given_cuts, one_cut
-from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Observation, Trainer
+from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Observation, TrainerName
 
 
 class OneCut(BasePolicy):
@@ -49,7 +49,7 @@ class SplitFedV2(OneCut):
     """One server model, updated by one device after another; the clients' layers are averaged."""
 
     title = "SplitFed V2"
-    trainer: ClassVar[Trainer] = "turns"
+    trainer: ClassVar[TrainerName] = "turns"
 
     def decide(self, seen: Observation) -> Decision:
         """Return one epoch."""
@@ -63,7 +63,7 @@ class VanillaSplit(OneCut):
     """
 
     title = "vanilla SL"
-    trainer: ClassVar[Trainer] = "relay"
+    trainer: ClassVar[TrainerName] = "relay"
 
     def __init__(self, cut: int | None = None, rounds: int = BLOCK_ROUNDS) -> None:
         super().__init__(cut)

@@ -25,10 +25,10 @@ from adaptsfl.simulation.clock import Clock
 from adaptsfl.simulation.faults import Faults
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.store import Store
+from adaptsfl.simulation.trainers import TRAINERS
 from adaptsfl.simulation.world import World
 from adaptsfl.training.checkpoint import has_checkpoint, read_extra
 from adaptsfl.training.estimate import CONSTANTS_COST
-from adaptsfl.training.ranks import ALONE, Ranks
 
 
 class Observer:
@@ -45,13 +45,14 @@ class Observer:
 
 
 class SimulatedBackend:
-    """One run's way through weights and virtual time. As a context, it lets the other ranks go at its end.
+    """Trains the blocks of one run, or looks up what they learn, and charges virtual time.
+
+    As a context manager, it lets the other ranks return from `Learner.follow` at its end.
 
     Args:
         store: what was trained before.
         folder: where checkpoints go; none are written without it.
         on_round: called after every round that is trained, with its number and loss.
-        ranks: the processes that train together; the others have a `Learner` that follows this one's.
 
     Attributes:
         round: rounds done.
@@ -70,30 +71,28 @@ class SimulatedBackend:
         *,
         folder: Path | None = None,
         on_round: Callable[[int, float], None] = lambda _round, _loss: None,
-        ranks: Ranks = ALONE,
     ) -> None:
-        self.world, self.trainer, self.faults, self.store, self.folder = world, policy.trainer, faults, store, folder
+        self.world, self.kind, self.faults, self.store = world, TRAINERS[policy.trainer], faults, store
+        self.folder = folder
         self.recipe, self.seed, self.limits = world.recipe, world.seed, world.recipe.planner
-        self.clock = Clock(world.fleet_at, world.costs, world.batch_size, faults, policy.trainer)
+        self.clock = Clock(world.fleet_at, world.costs, world.batch_size, faults, self.kind.round_time)
         mode = policy.adapt.get("mode", world.recipe.adapt.mode)
         self.observer = Observer(world.measured_at, smoothed=policy.estimates and mode == "calibrated")
-        self.reestimates = world.reestimates(policy.trainer)
+        self.reestimates = self.kind.reestimates(world)
         self.key = _name(f"{world.learning_identity} {policy.trainer} {policy.divergence}")
         self.round = 0
-        self._learner = Learner(
-            world, policy.trainer, divergence=policy.divergence, on_round=on_round, ranks=ranks, folder=folder
-        )
+        self._learner = Learner(world, policy.trainer, divergence=policy.divergence, on_round=on_round, folder=folder)
         self._waiting: list[tuple[str, Order]] = []  # blocks that the store knew, not trained here
         self._trained_key: str | None = self.key  # of the block that was trained last; None in the middle of one
         self._saved_round = 0
         self._first_loss: float | None = None
-        self._turns: tuple[int, int | None] | None = None  # cut and interval of those who take turns
+        self._first_decision: Decision | None = None
 
     def __enter__(self) -> "SimulatedBackend":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an interruption or the loss of a rank, nobody knows what the others are waiting for.
+        # After an interruption or the loss of a rank, the others may wait for anything.
         if kind is None or (issubclass(kind, Exception) and not issubclass(kind, RankFailed)):
             self._learner.end()
 
@@ -117,14 +116,9 @@ class SimulatedBackend:
         return Scene(members, here, self.world.costs, self.world.epoch_rounds)
 
     def check(self, decision: Decision) -> None:
-        """Refuse what those who take turns could not follow: they keep one cut for all, and one interval."""
-        if self.trainer not in ("turns", "relay"):
-            return
-        first, self._turns = self._turns, (decision.deepest, decision.interval)
-        if len(set(decision.cuts)) > 1 or first not in (None, self._turns):
-            problem = f"is {decision.cuts}, with interval {decision.interval}"
-            remedy = f"Trainer {self.trainer!r} needs one cut for all and one interval, kept for the whole run"
-            raise InvalidInput("decision.cuts", problem, remedy)
+        """Refuse what the trainer could not follow."""
+        self._first_decision = self._first_decision or decision
+        self.kind.check(decision, self._first_decision)
 
     def block_rounds(self, decision: Decision) -> int:
         """Return all rounds of a decision: the clock knows how many averagings there are."""
@@ -162,7 +156,7 @@ class SimulatedBackend:
     # --- learning ---
 
     def learn(self, order: Order) -> Learned:
-        """Return what one more block gives, trained only where nobody was before."""
+        """Return what one more block learns, which is trained only if the store does not have it."""
         key = _name(f"{self.key} {_schedule(order)}")
         known = self.store.find(key)
         if known is None:
@@ -194,7 +188,7 @@ class SimulatedBackend:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        return {"learning": self.world.learning_identity, "trainer": self.trainer}
+        return {"learning": self.world.learning_identity, "trainer": self.kind.name}
 
     def _catch_up(self) -> None:
         """Train the blocks that were only looked up, from the checkpoint if it lies on their way."""

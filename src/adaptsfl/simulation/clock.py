@@ -18,12 +18,11 @@ from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
 from adaptsfl.latency import EDGE_SERVER, PHASES
-from adaptsfl.policies import Trainer
 from adaptsfl.runs.backend import Order
 from adaptsfl.simulation.faults import Faults
 from adaptsfl.training.schedule import Schedule
 
-NOBODY = ""  # whom a phase waited for that did not take place
+NOBODY = ""  # in `waited_for`, of a phase that did not take place
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,18 @@ class Charged:
     ends_s: tuple[float, ...]
 
 
+# From the true cuts of the devices that take part, these devices with the resources that they truly have, the costs of
+# every cut, the batch size b of every device, and the layers (from 1 on) that are averaged at the end of the round, to
+# what the round takes.
+RoundTime = Callable[[Sequence[int], Fleet, CutCosts, int, Collection[int]], Elapsed]
+
+
 class Clock:
     """Virtual time over the rounds of a run, with each round's true resources.
 
     Args:
         fleet_at: the true resources in round 1, 2, ….
+        round_time: what a round of the trainer takes.
     """
 
     def __init__(
@@ -78,10 +84,10 @@ class Clock:
         costs: CutCosts,
         batch_size: int,
         faults: Faults,
-        trainer: Trainer,
+        round_time: RoundTime,
     ) -> None:
         self.fleet_at, self.costs, self.batch_size = fleet_at, costs, batch_size
-        self.faults, self.trainer = faults, trainer
+        self.faults, self.round_time = faults, round_time
         self.now_s = 0.0
         self.schedule: Schedule | None = None
 
@@ -105,15 +111,15 @@ class Clock:
             fleet = self.faults.slowed(self.fleet_at(t), t - 1)
             here = fleet if len(present) == fleet.size else fleet.subset(present)
             placed = [cuts[device] for device in present]
-            moment = (self.trainer, placed, here, self.costs, self.batch_size)
+            moment = (placed, here, self.costs, self.batch_size)
             if not k and t - 1 in reestimated:
-                rounds.append(reestimation_time(*moment[1:]))
+                rounds.append(reestimation_time(*moment))
                 ends[0] = self.now_s = self.now_s + rounds[0].total_s
-            new = [round_time(*moment, self.schedule.advance())]
+            new = [self.round_time(*moment, self.schedule.advance())]
             if t in reestimated:
-                new.append(reestimation_time(*moment[1:]))
+                new.append(reestimation_time(*moment))
             if measuring and k == order.rounds - 1:
-                new += [round_time(*moment)] * measuring
+                new += [self.round_time(*moment, ())] * measuring
             rounds += new
             self.now_s += sum(elapsed.total_s for elapsed in new)
             ends.append(self.now_s)
@@ -123,7 +129,7 @@ class Clock:
         """Return how long a block takes if everybody stays and rates stay as observed."""
         schedule, cuts = self._ahead(order.decision), order.decision.placement
         rounds = [
-            round_time(self.trainer, cuts, observed, self.costs, self.batch_size, schedule.advance())
+            self.round_time(cuts, observed, self.costs, self.batch_size, schedule.advance())
             for _ in range(order.rounds)
         ]
         return together(rounds).total_s
@@ -137,38 +143,6 @@ class Clock:
         if decision != schedule.plan:
             schedule.change(decision)
         return schedule
-
-
-def round_time(
-    trainer: Trainer,
-    cuts: Sequence[int],
-    fleet: Fleet,
-    costs: CutCosts,
-    batch_size: int,
-    averaged: Collection[int] = (),
-) -> Elapsed:
-    """Return what one round takes.
-
-    Args:
-        trainer: who trains, as the policy says.
-        cuts: where every device's model is cut in truth, for the devices of `fleet`, in its order.
-        fleet: the devices that take part in this round, with the resources that they truly have in it.
-        costs: of every cut.
-        batch_size: b, of every device.
-        averaged: the layers (from 1 on) that are averaged at the end of the round; empty for none.
-    """
-    if len(cuts) != fleet.size:
-        raise InvalidInput("cuts", f"has {len(cuts)} entries", f"Give {fleet.size}, one per device of the fleet")
-    chosen = np.array(cuts, dtype=np.int64)
-    match trainer:
-        case "centralized":
-            return _centralized(fleet, costs, batch_size)
-        case "relay":
-            return _relayed(chosen, fleet, costs, batch_size)
-        case _:
-            # Devices that take turns with the server model (SplitFed V2) still compute and send at the same time, and
-            # the server's work is the same in any order.
-            return _parallel(chosen, fleet, costs, batch_size, averaged)
 
 
 def reestimation_time(cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int) -> Elapsed:
@@ -206,28 +180,35 @@ def averaged_costs(costs: CutCosts, averaged: Collection[int], deepest: int) -> 
     return dataclasses.replace(costs, client_model_bits=np.cumsum(np.where(moves, own_bits, 0.0)))
 
 
-def _parallel(cuts: IntArray, fleet: Fleet, costs: CutCosts, batch_size: int, averaged: Collection[int]) -> Elapsed:
-    """A round as in the paper, and the averaging of some layers.
+def parallel_time(
+    cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, averaged: Collection[int] = ()
+) -> Elapsed:
+    """Return what a round of the paper takes, with the averaging of some layers.
 
     Where every device has copies of layers beyond the deepest cut (SplitFed V1), all of those copies are on the edge
     server, which averages them without sending anything.
     """
-    times = [time for time in latency.phase_times(costs, fleet, cuts, batch_size) if time.every_round]
-    bits = batch_size * float(np.sum(costs.activation_bits[cuts - 1] + costs.gradient_bits[cuts - 1]))
+    chosen = _checked(cuts, fleet)
+    times = [time for time in latency.phase_times(costs, fleet, chosen, batch_size) if time.every_round]
+    bits = _exchanged_bits(chosen, costs, batch_size)
     if len(averaged):
-        charged = averaged_costs(costs, averaged, int(cuts.max()))
-        times += [time for time in latency.phase_times(charged, fleet, cuts, batch_size) if not time.every_round]
-        one_way = np.sum(charged.client_model_bits[cuts - 1]) + latency.non_common_bits(charged, cuts)
+        charged = averaged_costs(costs, averaged, int(chosen.max()))
+        times += [time for time in latency.phase_times(charged, fleet, chosen, batch_size) if not time.every_round]
+        one_way = np.sum(charged.client_model_bits[chosen - 1]) + latency.non_common_bits(charged, chosen)
         bits += 2 * float(one_way)
     return _elapsed({time.phase: (time.seconds, time.bottleneck) for time in times}, bits)
 
 
-def _relayed(cuts: IntArray, fleet: Fleet, costs: CutCosts, batch_size: int) -> Elapsed:
-    """One device after the other; each sends the client model on, by way of the fed server, to the next.
+def relayed_time(
+    cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, _averaged: Collection[int] = ()
+) -> Elapsed:
+    """Return what a round takes in which devices come one after another, each sending the client model to the next.
 
-    The last one sends it to the first, for the next round. A device that is alone keeps it.
+    It goes by way of the fed server; the last device sends it to the first, for the next round. A device that is alone
+    keeps it.
     """
-    moment = (costs, fleet, cuts)
+    chosen = _checked(cuts, fleet)
+    moment = (costs, fleet, chosen)
     alone = fleet.size == 1
     shares: dict[str, FloatArray] = {
         "a1": latency.client_forward_s(*moment, batch_size),
@@ -239,15 +220,29 @@ def _relayed(cuts: IntArray, fleet: Fleet, costs: CutCosts, batch_size: int) -> 
     }
     times = {phase: (float(np.sum(own)), fleet.name(int(np.argmax(own)))) for phase, own in shares.items()}
     times["a3"] = float(latency.server_turn_s(*moment, batch_size)), EDGE_SERVER
-    bits = batch_size * float(np.sum(costs.activation_bits[cuts - 1] + costs.gradient_bits[cuts - 1]))
-    bits += 0.0 if alone else 2 * float(np.sum(costs.client_model_bits[cuts - 1]))
+    bits = _exchanged_bits(chosen, costs, batch_size)
+    bits += 0.0 if alone else 2 * float(np.sum(costs.client_model_bits[chosen - 1]))
     return _elapsed(times, bits)
 
 
-def _centralized(fleet: Fleet, costs: CutCosts, batch_size: int) -> Elapsed:
-    """The server trains on the batches of all devices, N b (ρ_L + ϖ_L) / f_s; nothing is sent."""
+def centralized_time(
+    cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, _averaged: Collection[int] = ()
+) -> Elapsed:
+    """Return what the server takes to train on the batches of all devices, N b (ρ_L + ϖ_L) / f_s; nothing is sent."""
+    _checked(cuts, fleet)
     flops = fleet.size * batch_size * (costs.forward_flops[-1] + costs.backward_flops[-1])
     return _elapsed({"a3": (float(flops / fleet.server.flops), EDGE_SERVER)}, 0.0)
+
+
+def _checked(cuts: Sequence[int], fleet: Fleet) -> IntArray:
+    if len(cuts) != fleet.size:
+        raise InvalidInput("cuts", f"has {len(cuts)} entries", f"Give {fleet.size}, one per device of the fleet")
+    return np.array(cuts, dtype=np.int64)
+
+
+def _exchanged_bits(cuts: IntArray, costs: CutCosts, batch_size: int) -> float:
+    """Return the bits of all devices' activations and gradients."""
+    return batch_size * float(np.sum(costs.activation_bits[cuts - 1] + costs.gradient_bits[cuts - 1]))
 
 
 def _elapsed(times: Mapping[str, tuple[float, str]], bits: float) -> Elapsed:

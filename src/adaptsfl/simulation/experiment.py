@@ -36,7 +36,7 @@ from adaptsfl.errors import (
 from adaptsfl.files import about_tensors, held, replace_file, waits_for, write_tensors, writing
 from adaptsfl.fleet import Fleet, resources_from
 from adaptsfl.fleet.recipe import BESIDE_A_TRACE
-from adaptsfl.policies import Policy, Trainer, make_policy
+from adaptsfl.policies import Policy, TrainerName, make_policy
 from adaptsfl.runs.ending import rounds_planned
 from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.runs.loop import BlockLoop
@@ -49,6 +49,7 @@ from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.rank_speeds import RankSpeeds
 from adaptsfl.simulation.store import Store
+from adaptsfl.simulation.trainers import trainer_kind
 from adaptsfl.simulation.validity import Contents, Identity, depends_on_seed, identity_of, why_outdated
 from adaptsfl.simulation.world import World, make_world
 from adaptsfl.training.checkpoint import remove_checkpoint
@@ -63,7 +64,7 @@ class Announcement:
     """What the first rank broadcasts before a run; `fingerprint` is that of all that decides what is learned."""
 
     job: Job
-    trainer: Trainer
+    trainer: TrainerName
     divergence: bool
     fingerprint: str
 
@@ -145,16 +146,16 @@ class Experiment:
         except RankFailed:
             raise
         except Exception:
-            self.ranks.from_first(None)
+            self.ranks.broadcast(None)
             raise
-        self.ranks.from_first(None)
+        self.ranks.broadcast(None)
         return runs
 
     def _follow(self) -> None:
         """Train what the first rank announces, run by run, until it announces the end."""
         nothing: Announcement | None = None
         me = f"rank {self.ranks.rank}"
-        while (announced := self.ranks.from_first(nothing)) is not None:
+        while (announced := self.ranks.broadcast(nothing)) is not None:
             try:
                 world = self.world(announced.job)
                 fingerprint = world.fingerprint
@@ -167,7 +168,7 @@ class Experiment:
                 problem = f"{me}: {self.folder} is not the folder of the first rank, which wrote {RECIPE}"
                 raise RankFailed(f"{problem}. Give a folder by --out that all machines see.")
             folder = self.folder / announced.job.folder_name
-            Learner(world, announced.trainer, divergence=announced.divergence, ranks=self.ranks, folder=folder).follow()
+            Learner(world, announced.trainer, divergence=announced.divergence, folder=folder).follow()
 
     def check(self) -> None:
         """Refuse a recipe that cannot run, before it claims a folder; a recipe in its folder has passed this check."""
@@ -292,12 +293,13 @@ class Experiment:
         if done is not None:
             return done
         world, policy, folder = self.world(job), self.make_policy(job.policy), self.folder / job.folder_name
-        if self.ranks.size > 1 and policy.trainer in ("turns", "relay"):
+        kind = trainer_kind(policy.trainer)
+        if self.ranks.size > 1 and kind.takes_turns:
             problem = f"{policy.title} lets devices take turns with one model, so only one rank could work at a time"
             raise InvalidInput("run.policies", problem, "Run it in one process")
         remark = norm_remark(world.recipe, world.model)
         is_first = job.folder_name == self.jobs[0].folder_name
-        if remark and is_first and policy.trainer in ("engine", "turns"):  # once, and not where all is pooled
+        if remark and is_first and kind.averages:  # once
             watcher.remarks(job, remark)
         watcher.begins(job, rounds_planned(world.run, world.batch_size))
         info = {**_about(job, world, policy), "identity": self.identity(job)}
@@ -308,9 +310,8 @@ class Experiment:
             self._store(world),
             folder=folder,
             on_round=lambda round_, _loss: watcher.on_round(job, round_, 1),
-            ranks=self.ranks,
         )
-        self.ranks.from_first(Announcement(job, policy.trainer, policy.divergence, world.fingerprint))
+        self.ranks.broadcast(Announcement(job, policy.trainer, policy.divergence, world.fingerprint))
         with writing(folder, GO_ON), backend, waits_for(folder):
             self._train(folder, info, backend, policy, partial(watcher.on_block, job))
         return read_run(folder)

@@ -31,17 +31,17 @@ class RankSpeeds:
 
     def __init__(self, recipe: Recipe, folder: Path, ranks: Ranks) -> None:
         self._place, self._timed = folder / SPEEDS, False
-        self._hosts = ranks.everybodys(socket.gethostname())
-        given = ranks.from_first(os.environ.get(VARIABLE, ""))
+        self._hosts = ranks.all_gather(socket.gethostname())
+        given = ranks.broadcast(os.environ.get(VARIABLE, ""))
         if ranks.size == 1:
             self.speeds: tuple[float, ...] = (1.0,)
         elif given:
             self.speeds = _given(given, ranks.size)
-        elif (kept := ranks.from_first(self._kept())) is not None:
+        elif (kept := ranks.broadcast(self._kept())) is not None:
             self.speeds = kept
         else:
             self._timed = True
-            self.speeds = speeds_of(ranks.everybodys(_seconds(recipe)))
+            self.speeds = speeds_of(ranks.all_gather(_seconds(recipe)))
 
     def keep(self) -> None:
         """Write down what was timed; the first rank does so once the folder is its own."""

@@ -7,16 +7,15 @@ that does, it is what its decisions, made for one fleet, would have cost on anot
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from adaptsfl.config import FaultsConfig, FleetConfig, parse
 from adaptsfl.decisions import Decision
-from adaptsfl.errors import InvalidInput, inside
+from adaptsfl.errors import InvalidInput
 from adaptsfl.files import writing
-from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
-from adaptsfl.policies import Trainer
+from adaptsfl.fleet import Fleet
 from adaptsfl.runs.backend import Order
 from adaptsfl.runs.folder import RECORD, RUN, Run, append_block, read_run, write_run
 from adaptsfl.runs.loop import rates_seen
@@ -24,30 +23,11 @@ from adaptsfl.runs.record import Block, plain
 from adaptsfl.simulation.backend import Observer
 from adaptsfl.simulation.clock import Clock
 from adaptsfl.simulation.faults import Faults, faults_from
+from adaptsfl.simulation.trainers import trainer_kind
+from adaptsfl.simulation.world import TrueFleet
 
 RETIMED_FROM = "retimed_from"
 OF_A_DEPLOYMENT = ("predicted", "measured")  # estimates: the phases as they were foreseen there, and as they were
-
-
-@dataclass(frozen=True)
-class OtherFleet:
-    """What to charge with.
-
-    Attributes:
-        config: with the run's seed in it.
-    """
-
-    config: FleetConfig
-    resources: Resources
-    noise: MeasurementNoise
-
-    def fleet_at(self, round_: int) -> Fleet:
-        """Return the true resources in round 1, 2, …."""
-        return self.resources.at(round_ - 1)
-
-    def measured_at(self, round_: int) -> Fleet:
-        """Return the resources of round 1, 2, … as they are measured."""
-        return self.noise.measure(self.fleet_at(round_), round_ - 1)
 
 
 def retime(runs: Sequence[Run], fleet: FleetConfig, out: Path, *, name: str = "") -> list[Run]:
@@ -69,17 +49,17 @@ def retime(runs: Sequence[Run], fleet: FleetConfig, out: Path, *, name: str = ""
 
 def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, Any], list[Block]]:
     """Return what run.json and the record of a run are under another fleet."""
-    other = _other_fleet(config, run.seed)
+    config = config.model_copy(update={"seed": config.seed + run.seed})
+    other = TrueFleet.of(config)
     first = other.fleet_at(1)
     if first.size != len(run.devices):
         problem = f"has {first.size} devices, the run {len(run.devices)}"
         raise InvalidInput("fleet", problem, "Give a fleet of the same size", source=str(run.folder))
     info = json.loads((run.folder / RUN).read_text())
     recipe = info["recipe"]
-    trainer = cast(Trainer, run.trainer)
     with _of(run):
-        faults = _stragglers(recipe, first)
-    clock = Clock(other.fleet_at, run.costs, run.batch_size, faults, trainer)
+        faults, kind = _stragglers(recipe, first), trainer_kind(run.trainer)
+    clock = Clock(other.fleet_at, run.costs, run.batch_size, faults, kind.round_time)
     adapt = info.get("adapt") or recipe.get("adapt") or {}
     smoothed = bool(info.get("estimates")) and adapt.get("mode") == "calibrated"
     observer = Observer(other.measured_at, smoothed=smoothed)
@@ -88,7 +68,7 @@ def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, An
     info.pop("identity", None)  # it is not what `simulate` gives on that fleet
     info.pop("real", None)  # from here on the seconds of a deployment are virtual
     info |= {
-        "recipe": {**recipe, "fleet": plain(other.config.model_dump(mode="json"))},
+        "recipe": {**recipe, "fleet": plain(config.model_dump(mode="json"))},
         "fleet": name,
         "devices": [first.name(k) for k in range(first.size)],
         "server": plain(first.server),
@@ -135,15 +115,6 @@ def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
         predicted_s=predicted_s,
         restart={},
     )
-
-
-def _other_fleet(config: FleetConfig, seed: int) -> OtherFleet:
-    config = config.model_copy(update={"seed": config.seed + seed})
-    with inside("fleet"):
-        resources = resources_from(config)
-    with inside("fleet.noise"):
-        noise = noise_from(config.noise, config.seed)
-    return OtherFleet(config, resources, noise)
 
 
 def _stragglers(recipe: Mapping[str, Any], fleet: Fleet) -> Faults:

@@ -38,7 +38,7 @@ class Store:
         self.known[key] = learned
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            data = _to_data(learned)
+            data = plain(learned)
             _append_line(self.file, json.dumps({"key": key, "learned": data, "check": _check(key, data)}))
 
     def _read_on(self) -> None:
@@ -75,11 +75,6 @@ def _append_line(place: Path, line: str) -> None:
 def _check(key: str, data: Any) -> str:
     """Return what tells a line that was changed from one that was written."""
     return sha256(f"{key} {json.dumps(data)}".encode()).hexdigest()[:16]
-
-
-def _to_data(learned: Learned) -> dict[str, Any]:
-    data: dict[str, Any] = plain(learned)
-    return data
 
 
 def _from_data(data: dict[str, Any]) -> Learned:

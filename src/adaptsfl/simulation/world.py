@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import adaptsfl
 from adaptsfl import factories
-from adaptsfl.config import DataConfig, ModelConfig, Recipe, RunConfig
+from adaptsfl.config import DataConfig, FleetConfig, ModelConfig, Recipe, RunConfig
 from adaptsfl.costs import CutCosts
 from adaptsfl.data import PreparedData, evaluation_batches, prepare
 from adaptsfl.data.samples import Samples, fingerprint
@@ -23,21 +23,46 @@ from adaptsfl.errors import InvalidInput, inside
 from adaptsfl.fleet import Fleet, MeasurementNoise, Resources, noise_from, resources_from
 from adaptsfl.loading import Optimizer, classes_of, costs_of, model_costs, split_model
 from adaptsfl.models import SplitModel
-from adaptsfl.policies import Trainer
-from adaptsfl.runs.recipe import check_run, check_training, optimizer_settings, reestimates, seeded
+from adaptsfl.runs.recipe import check_run, check_training, optimizer_settings, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch
+from adaptsfl.training.sharding import Sharding
 
 
 @dataclass(frozen=True, eq=False)
-class World:
-    """A recipe and a seed, made real.
+class TrueFleet:
+    """The resources of a fleet over rounds, as they are and as they are measured."""
+
+    resources: Resources
+    noise: MeasurementNoise
+
+    @classmethod
+    def of(cls, config: FleetConfig) -> "TrueFleet":
+        """Return the fleet of a recipe, whose seed is final."""
+        with inside("fleet"):
+            resources = resources_from(config)
+        with inside("fleet.noise"):
+            return TrueFleet(resources, noise_from(config.noise, config.seed))
+
+    def fleet_at(self, round_: int) -> Fleet:
+        """Return the true resources in round 1, 2, …."""
+        return self.resources.at(round_ - 1)
+
+    def measured_at(self, round_: int) -> Fleet:
+        """Return the resources of round 1, 2, … as they are measured."""
+        return self.noise.measure(self.fleet_at(round_), round_ - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class World(TrueFleet):
+    """Everything that a recipe and a seed describe: model, data, fleet.
 
     Attributes:
         recipe: with every seed in it final.
         seed: of this run.
         model: split, with its initial weights.
+        ranks: the processes that train together.
     """
 
     recipe: Recipe
@@ -45,8 +70,7 @@ class World:
     model: SplitModel
     costs: CutCosts
     data: PreparedData
-    resources: Resources
-    noise: MeasurementNoise
+    ranks: Ranks = ALONE
 
     @property
     def run(self) -> RunConfig:
@@ -74,22 +98,6 @@ class World:
         """How weights follow gradients."""
         return optimizer_settings(self.recipe.training)
 
-    def reestimates(self, trainer: Trainer) -> bool:
-        """Whether batch-norm's running statistics are re-estimated for the model that is evaluated or handed over.
-
-        Where one model is trained, without copies that are averaged, its running statistics are its own.
-        """
-        averaged = trainer in ("engine", "turns")
-        return averaged and reestimates(self.recipe.training, self.model, self.devices)
-
-    def fleet_at(self, round_: int) -> Fleet:
-        """Return the true resources in round 1, 2, …."""
-        return self.resources.at(round_ - 1)
-
-    def measured_at(self, round_: int) -> Fleet:
-        """Return the resources of round 1, 2, … as they are measured."""
-        return self.noise.measure(self.fleet_at(round_), round_ - 1)
-
     def batches(self, round_: int, present: Sequence[int] | None = None) -> list[Batch]:
         """Return one mini-batch per present device for round 1, 2, …; all must be devices whose samples are here."""
         here = range(self.devices) if present is None else present
@@ -110,13 +118,13 @@ class World:
     def learning_identity(self) -> str:
         """A name for everything that decides what is learned, but for the schedule: equal names, equal weights.
 
-        Where nobody can tell what the model's code is, no other world has the same name.
+        Where the model's code cannot be read, no other world has the same name.
         """
         return self.fingerprint if self.model_code is not None else uuid4().hex[:16]
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same as far as it can be told, on every rank."""
+        """The same name, equal on all ranks also where the model's code cannot be read."""
         recipe = self.recipe.model_dump(mode="json", include={"model", "training", "data"})
         recipe["seed"], recipe["devices"] = self.seed, self.devices
         recipe["evaluation"] = [self.run.evaluate_every, self.run.test_samples]
@@ -132,32 +140,29 @@ class World:
         return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
-    def evaluate(self) -> Callable[..., tuple[float, float]]:
-        """A function from a state_dict to accuracy and loss on the test samples, of which every rank takes a part."""
-        net = deepcopy(self.model.module).to(self.recipe.training.device).eval()
+    def evaluate(self) -> Callable[[Mapping[str, Tensor]], tuple[float, float]]:
+        """A function from a state_dict to accuracy and loss on the test samples, which ranks share."""
+        device = self.recipe.training.device
+        net = deepcopy(self.model.module).to(device).eval()
         test, wanted = self.data.dataset.test, self.run.test_samples
         if wanted is not None and wanted < len(test):  # the same ones in every run
             picked = torch.from_numpy(np.sort(np.random.default_rng(0).permutation(len(test))[:wanted]))
             test = Samples(test.inputs[picked], test.labels[picked])
 
+        def of_batch(batch: Batch) -> list[float]:
+            outputs, labels = net(batch[0]).flatten(0, -2), batch[1].flatten()
+            loss = functional.cross_entropy(outputs, labels, reduction="sum")
+            return [float((outputs.argmax(1) == labels).sum()), float(loss)]
+
         @torch.inference_mode()
-        def measure(state: Mapping[str, Tensor], ranks: Ranks = ALONE) -> tuple[float, float]:
+        def measure(state: Mapping[str, Tensor]) -> tuple[float, float]:
             net.load_state_dict(state)
-            found: list[float] = []  # of every batch, how many are right, and the loss
-            count = 0
-            for k, (inputs, labels) in enumerate(
-                evaluation_batches(test, self.data.dataset.normalisation, device=self.recipe.training.device)
-            ):
-                flat = labels.flatten()
-                count += len(flat)
-                if k % ranks.size != ranks.rank:
-                    found += [0.0, 0.0]
-                    continue
-                outputs = net(inputs).flatten(0, -2)
-                found.append(float((outputs.argmax(1) == flat).sum()))
-                found.append(float(functional.cross_entropy(outputs, flat, reduction="sum")))
-            told = ranks.totals(found)
-            return sum(told[::2]) / count, sum(told[1::2]) / count
+            batches, count = (
+                evaluation_batches(test, self.data.dataset.normalisation, device=device),
+                test.labels.numel(),
+            )
+            found = self.ranks.map_numbers(of_batch, batches, 2)
+            return sum(found[::2]) / count, sum(found[1::2]) / count
 
         return measure
 
@@ -176,22 +181,19 @@ def make_world(
     run = recipe.run or RunConfig()
     check_run(run)
     data_config = recipe.data or DataConfig()
-    with inside("fleet"):
-        resources = resources_from(recipe.fleet)
-    with inside("fleet.noise"):
-        noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
-    if like is not None and like.devices == resources.at(0).size:
+    fleet = TrueFleet.of(recipe.fleet)
+    devices, batch_size = fleet.fleet_at(1).size, recipe.training.batch_size
+    if like is not None and like.devices == devices:
         kept = {"run": like.recipe.run, "data": like.recipe.data}
-        return replace(like, recipe=recipe.model_copy(update=kept), resources=resources, noise=noise)
+        return replace(like, recipe=recipe.model_copy(update=kept), resources=fleet.resources, noise=fleet.noise)
     check_training(recipe.training)
     torch.manual_seed(seed)
     model, example = split_model(recipe.model, to_train=True)
     if recipe.model.charged_as is None:
-        costs = costs_of(model, example, recipe.model, recipe.training.batch_size, recipe.training.optimizer)
+        costs = costs_of(model, example, recipe.model, batch_size, recipe.training.optimizer)
     else:
-        costs = _charged(recipe.model.model_dump_json(), recipe.training.batch_size, recipe.training.optimizer)
+        costs = _charged(recipe.model.model_dump_json(), batch_size, recipe.training.optimizer)
         _check_layers(model.layers, costs.layers)
-    devices, batch_size = resources.at(0).size, recipe.training.batch_size
     torch.manual_seed(seed)  # a dataset of the user's own may draw from it: the same samples, whatever the model drew
     data = prepare(
         data_config,
@@ -199,11 +201,11 @@ def make_world(
         batch_size=batch_size,
         classes=classes_of(model, example),
         device=recipe.training.device,
-        mine=None if pooled and ranks.first else ranks.shares(devices)[ranks.rank],
+        mine=None if pooled and ranks.first else Sharding.of(devices, ranks).local,
     )
     check_inputs(example, data)
     recipe = recipe.model_copy(update={"run": run, "data": data_config})
-    return World(recipe, seed, model, costs, data, resources, noise)
+    return World(fleet.resources, fleet.noise, recipe, seed, model, costs, data, ranks)
 
 
 @lru_cache(maxsize=4)

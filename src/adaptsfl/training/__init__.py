@@ -1,8 +1,9 @@
 """Training by split federated learning with one cut per device."""
 
-from adaptsfl.training.checkpoint import Checkpoint, Resumable, has_checkpoint, load_checkpoint, save_checkpoint
-from adaptsfl.training.engine import ChunkForward, Engine
-from adaptsfl.training.loop import RoundRecord, Trainer, train
+from adaptsfl.training.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, save_checkpoint
+from adaptsfl.training.engine import Engine
+from adaptsfl.training.loop import RoundRecord, train
+from adaptsfl.training.passes import ChunkForward
 from adaptsfl.training.reference import Reference
 from adaptsfl.training.schedule import Schedule
 from adaptsfl.training.settings import (
@@ -16,7 +17,8 @@ from adaptsfl.training.settings import (
     sample_cross_entropy,
 )
 from adaptsfl.training.snapshot import EngineState
-from adaptsfl.training.variants import Sequential
+from adaptsfl.training.trainer import Trainer
+from adaptsfl.training.variants import PooledEngine, Sequential
 
 __all__ = [
     "Batch",
@@ -27,8 +29,8 @@ __all__ = [
     "EngineState",
     "Loss",
     "OptimizerSettings",
+    "PooledEngine",
     "Reference",
-    "Resumable",
     "RoundRecord",
     "Schedule",
     "Sequential",

@@ -58,8 +58,8 @@ class Slices:
     """Which samples of the batch that is running belong to which device: sizes in order, and the devices' weights.
 
     Attributes:
-        ranks: who runs other parts of the same batch.
-        idle: whether the samples that run here are nobody's, because this rank has none of its own.
+        ranks: the processes that run the other parts of the same batch.
+        idle: whether this rank has no samples of its own, so that those that run here do not count.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class SlicedBatchNorm(_Replaced):
 
     def __init__(self, original: nn.Module, slices: Slices) -> None:
         super().__init__(original, slices)
-        self._seen: list[Tensor] = []
+        self._statistics: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each device's samples and remember their statistics."""
@@ -112,27 +112,27 @@ class SlicedBatchNorm(_Replaced):
             statistics = x.new_zeros(2, self.channels)  # with momentum 1 the running statistics are the batch's
             mean, variance = statistics
             outputs.append(functional.batch_norm(part, mean, variance, weight, bias, True, 1.0, self.eps))
-            self._seen.append(statistics * share)
+            self._statistics.append(statistics * share)
         return torch.cat(outputs)
 
     @torch.no_grad()
-    def seen(self) -> Tensor:
-        """Return the statistics of the round, the devices' each times its share: mean and variance of each channel."""
-        if self._seen:
-            return torch.stack(self._seen).sum(0)
+    def round_statistics(self) -> Tensor:
+        """Return the mean and variance of each channel in this round, the devices' each times its share."""
+        if self._statistics:
+            return torch.stack(self._statistics).sum(0)
         like = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), torch.zeros(()))
         return like.new_zeros(2, self.channels)
 
-    def finish(self, seen: Tensor | None = None) -> None:
-        """End the round: move the running statistics by what all ranks have seen, or this one."""
+    def finish(self, statistics: Tensor) -> None:
+        """End the round: move the running statistics by those of all ranks."""
         if "running_mean" in self._buffers:
-            mean, variance = self.seen() if seen is None else seen
+            mean, variance = statistics
             self._track(mean, variance)
         self.forget()
 
     def forget(self) -> None:
         """Forget the statistics of batches that were not trained on."""
-        self._seen.clear()
+        self._statistics.clear()
 
 
 class RanksBatchNorm(_Replaced):
@@ -157,13 +157,13 @@ class _OverRanks(torch.autograd.Function):
         ranks = slices.ranks
         axes, shape = [k for k in range(x.dim()) if k != 1], [-1 if k == 1 else 1 for k in range(x.dim())]
         channels = x.shape[1]
-        mine = x.new_zeros(ranks.size, 1 + 2 * channels)  # count, means, sums of squares around them; of each rank
+        row = x.new_zeros(1 + 2 * channels)  # count, means, sums of squares around them
         if not slices.idle:
             local = x.mean(axes)
             squares = (x - local.view(shape)).square().sum(axes)
-            mine[ranks.rank] = torch.cat([x.new_tensor([x.numel() / channels]), local, squares])
-        ranks.sum_([mine])
-        counts, local_means, local_squares = mine.split_with_sizes([1, channels, channels], 1)
+            row = torch.cat([x.new_tensor([x.numel() / channels]), local, squares])
+        (table,) = ranks.stack_rows([row])
+        counts, local_means, local_squares = table.split_with_sizes([1, channels, channels], 1)
         count = counts.sum()
         mean = (counts / count * local_means).sum(0)
         squares = (local_squares + counts * (local_means - mean).square()).sum(0)
@@ -180,12 +180,12 @@ class _OverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradients of x, of which every sample's depends on all ranks', and of weight and bias, my part."""
+        """Return the gradient of x, which depends on the samples of all ranks, and this rank's part of the others."""
         normal, inverse, weight = ctx.saved_tensors
         gradient = gradients[0]
         sums = torch.stack([gradient.sum(ctx.axes), (gradient * normal).sum(ctx.axes)])
         of_bias, of_weight = sums.clone()
-        ctx.ranks.sum_([sums])
+        ctx.ranks.all_reduce_sum([sums])
         plain, along = (sums / ctx.count).view(2, *ctx.shape)
         scale = inverse if weight is None else inverse * weight
         of_x = (gradient - plain - normal * along) * scale.view(ctx.shape)
@@ -196,11 +196,11 @@ class _OverRanks(torch.autograd.Function):
 
 def slice_batch_norm(module: nn.Module, slices: Slices) -> list[SlicedBatchNorm]:
     """Put a sliced batch-norm in the place of every batch-norm in `module`; return the new ones."""
-    made = []
+    sliced = []
     for parent, name, child in _batch_norms(module):
-        made.append(SlicedBatchNorm(child, slices))
-        setattr(parent, name, made[-1])
-    return made
+        sliced.append(SlicedBatchNorm(child, slices))
+        setattr(parent, name, sliced[-1])
+    return sliced
 
 
 def spread_batch_norm(module: nn.Module, slices: Slices) -> None:
@@ -210,6 +210,6 @@ def spread_batch_norm(module: nn.Module, slices: Slices) -> None:
 
 
 def _batch_norms(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Return every batch-norm with who holds it, under which name."""
+    """Return every batch-norm with its parent module and its name there."""
     named = [(parent, name, child) for parent in module.modules() for name, child in parent.named_children()]
     return [entry for entry in named if isinstance(entry[2], _BatchNorm)]

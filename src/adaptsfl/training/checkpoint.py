@@ -8,42 +8,34 @@ Several ranks write one checkpoint: every rank a file with the copies of its own
 one of, and then the manifest, which names all files and says whose copies they hold. Any number of ranks reads it.
 """
 
-import hashlib
-import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from adaptsfl.decisions import Decision
-from adaptsfl.errors import InvalidInput, NotWritten, TrainingDiverged
-from adaptsfl.files import TEMPORARY, replace_file, write_tensors
+from adaptsfl.errors import NotWritten, TrainingDiverged
+from adaptsfl.training.manifest import (
+    MANIFEST,
+    incomplete,
+    plain,
+    read_manifest,
+    read_part,
+    reason,
+    remove_unnamed,
+    write_manifest,
+    write_part,
+)
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.snapshot import EngineState
+from adaptsfl.training.trainer import Trainer
 
-FORMAT = "adaptsfl-checkpoint-1"  # another number where older files cannot be read any more
-MANIFEST = "checkpoint.json"
 OWN = "own"  # tensors of a rank's own devices
-ANEW = "Begin the run anew in an empty folder, or restore the folder from a copy"
-
-
-class Resumable(Protocol):
-    """Whatever can be stopped and go on: the engine, and the trainers beside it."""
-
-    def snapshot(self) -> EngineState:
-        """Return a copy of everything that training changes."""
-        ...
-
-    def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     random: Mapping[str, Tensor]
 
-    def resume(self, trainer: Resumable) -> None:
+    def resume(self, trainer: Trainer) -> None:
         """Put trainer and random generators where they were: the next round is the one that would have come."""
         trainer.restore(self.state)
         torch.set_rng_state(self.random["cpu"])
@@ -76,9 +68,9 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint that nobody needs any more."""
+    """Remove a checkpoint that is not needed any more."""
     (folder / MANIFEST).unlink(missing_ok=True)
-    _tidy(folder)
+    remove_unnamed(folder)
 
 
 def save_checkpoint(
@@ -102,24 +94,26 @@ def save_checkpoint(
         identity: describes the run to which the checkpoint belongs; `load_checkpoint` compares it.
         tensors: of the caller's own.
     """
-    content = {"identity": _plain("identity", identity), "extra": _plain("extra", extra)}
-    name = ranks.from_first(f"checkpoint-{state.round}-{secrets.token_hex(6)}")
+    content = {"identity": plain("identity", identity), "extra": plain("extra", extra)}
+    name = ranks.broadcast(f"checkpoint-{state.round}-{secrets.token_hex(6)}")
+    name += ".safetensors" if ranks.size == 1 else f"-rank{ranks.rank}.safetensors"
     try:
         with _agreed(ranks, folder):
             _check_finite(state)
-            written = _write_tensors(folder, name, _tensors(state, tensors or {}, ranks), ranks)
-        parts = ranks.everybodys((written, state.mine, state.steps))
+            written = _tensors(state, tensors or {}, ranks)
+            part = Part(write_part(folder / name, written) if written else None, state.shard, state.steps)
+        parts = ranks.all_gather(part)
         with _agreed(ranks, folder):
             if ranks.first:
-                _write_manifest(folder, {**content, **_described(state, parts)})
+                write_manifest(folder, {**content, **_described(state, parts)})
     finally:
         if ranks.first:
-            _tidy(folder)
+            remove_unnamed(folder)
 
 
 @contextmanager
 def _agreed(ranks: Ranks, folder: Path) -> Iterator[None]:
-    """Turn a full disk into words, and let what fails on one rank fail on all of them."""
+    """Explain why a checkpoint cannot be written, and let what fails on one rank fail on all of them."""
     failure: NotWritten | TrainingDiverged | None = None
     try:
         yield
@@ -128,51 +122,44 @@ def _agreed(ranks: Ranks, folder: Path) -> Iterator[None]:
     except OSError as error:
         kept_one = "; the older checkpoint is still there" if has_checkpoint(folder) else ""
         remedy = f"Free some space, or give a folder that can be written{kept_one}."
-        failure = NotWritten(f"{folder}: the checkpoint cannot be written ({_reason(error)}). {remedy}")
+        failure = NotWritten(f"{folder}: the checkpoint cannot be written ({reason(error)}). {remedy}")
         failure.__cause__ = error
-    failures = [one for one in ranks.everybodys(failure) if one is not None]
+    failures = [one for one in ranks.all_gather(failure) if one is not None]
     if failures:
         raise failure or failures[0]
 
 
-def _write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str] | None:
-    """Write a rank's file; return its name and checksum, or nothing where there was nothing to write."""
-    if not tensors:
-        return None
-    place = folder / (f"{name}.safetensors" if ranks.size == 1 else f"{name}-rank{ranks.rank}.safetensors")
-    replace_file(place, lambda path: write_tensors(path, tensors))
-    return {"file": place.name, "sha256": _sha256(place)}
+class Part(NamedTuple):
+    """What one rank wrote.
 
+    Attributes:
+        file: its name and checksum; None where there was nothing to write.
+        devices: whose copies are in it; None for all devices, in one process.
+        steps: as in `EngineState`.
+    """
 
-def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    for part in content.get("parts", ()):
-        if not (folder / part["file"]).is_file():
-            problem = f"a rank wrote {part['file']} to another disk than the first one's"
-            raise NotWritten(f"{folder}: {problem}. Give a folder that all machines see.")
-    manifest = {"format": FORMAT, "sha256": _sha256_of(content), "content": content}
-    replace_file(folder / MANIFEST, lambda path: path.write_text(json.dumps(manifest)))
-
-
-Part = tuple[dict[str, str] | None, tuple[int, ...] | None, tuple[tuple[int, ...], ...]]  # file, devices, steps
+    file: dict[str, str] | None
+    devices: tuple[int, ...] | None
+    steps: tuple[tuple[int, ...], ...]
 
 
 def _described(state: EngineState, parts: Sequence[Part]) -> dict[str, Any]:
     """Return what a manifest says of the files that all ranks wrote."""
-    (first, mine, _), described = parts[0], _state(state)
-    if mine is None:
-        return {"state": described, "tensors": first}
+    described, first = _state(state), parts[0]
+    if first.devices is None:
+        return {"state": described, "tensors": first.file}
     steps: list[Sequence[int]] = []
     for n, own in enumerate(state.steps):
-        counted = {k: count for _, whose, theirs in parts for k, count in zip(whose or (), theirs[n], strict=False)}
+        counted = {k: count for part in parts for k, count in zip(part.devices or (), part.steps[n], strict=False)}
         steps.append(own if len(own) == 1 else [counted[k] for k in sorted(counted)])
     described["steps"] = steps
-    files = [{**written, "devices": devices} for written, devices, _ in parts if written is not None]
-    return {"state": described, "tensors": first, "parts": files}
+    files = [{**part.file, "devices": part.devices} for part in parts if part.file is not None]
+    return {"state": described, "tensors": first.file, "parts": files}
 
 
 def read_extra(folder: Path, *, identity: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the caller of `save_checkpoint` added, without reading any tensors."""
-    extra: Mapping[str, Any] = _content(folder, identity)["extra"]
+    extra: Mapping[str, Any] = read_manifest(folder, identity)["extra"]
     return extra
 
 
@@ -182,16 +169,15 @@ def load_checkpoint(folder: Path, *, identity: Mapping[str, Any], devices: Seque
     Args:
         devices: those of this rank, where there are several: only their copies are kept in memory.
     """
-    content = _content(folder, identity)
+    content = read_manifest(folder, identity)
     try:
-        # Of a rank without devices, copies that are nobody's: there are two rows at least (`EngineState.mine`).
+        # Of a rank without devices, copies that do not count: there are two rows at least (`EngineState.shard`).
         rows = None if devices is None else [*devices, *[0] * (2 - len(devices))]
         found = _read_parts(folder, content, rows)
-        mine = None if devices is None else tuple(devices)
-        state = _state_from(content["state"], found, rows, mine)
+        state = _state_from(content["state"], found, rows, None if devices is None else tuple(devices))
         return Checkpoint(state, content["extra"], _group(found, "extra"), _group(found, "random"))
     except (KeyError, TypeError, ValueError) as error:
-        raise _lacking(folder, error) from error
+        raise incomplete(folder, error) from error
 
 
 def _read_parts(folder: Path, content: Mapping[str, Any], rows: Sequence[int] | None) -> dict[str, Tensor]:
@@ -199,37 +185,20 @@ def _read_parts(folder: Path, content: Mapping[str, Any], rows: Sequence[int] | 
 
     Files are mapped into memory, so that copies of other devices are not kept there.
     """
-    first = content["tensors"]["file"]
-    found = _read_tensors(folder / Path(first).name, content["tensors"]["sha256"])
+    first = content["tensors"]
+    found = read_part(folder, first)
     wanted = range(len(content["state"]["cuts"])) if rows is None else rows
     copies: dict[str, dict[int, Tensor]] = {}
     for part in content.get("parts", ()):
-        here = {device: row for row, device in enumerate(part["devices"]) if device in wanted}
-        if here:
-            path = folder / Path(part["file"]).name
-            tensors = found if part["file"] == first else _read_tensors(path, part["sha256"])
-            for name, held in _group(tensors, OWN).items():
-                copies.setdefault(name, {}).update({device: held[row] for device, row in here.items()})
+        held = {device: row for row, device in enumerate(part["devices"]) if device in wanted}
+        if held:
+            tensors = found if part["file"] == first["file"] else read_part(folder, part)
+            for name, stacked in _group(tensors, OWN).items():
+                copies.setdefault(name, {}).update({device: stacked[row] for device, row in held.items()})
     if rows is not None:  # of what one process wrote
         picked = [name for name, tensor in found.items() if name.startswith("layer.") and len(tensor) > 1]
         found |= {name: found[name][list(rows)] for name in picked}
     return found | {name: torch.stack([of[device] for device in wanted]) for name, of in copies.items()}
-
-
-def _content(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest of a checkpoint of this run."""
-    content = _read_manifest(folder / MANIFEST)
-    try:
-        _check_identity(content["identity"], _plain("identity", identity), folder / MANIFEST)
-        content["extra"]
-    except (KeyError, TypeError) as error:
-        raise _lacking(folder, error) from error
-    return content
-
-
-def _lacking(folder: Path, error: Exception) -> InvalidInput:
-    problem = f"lacks what a checkpoint holds ({type(error).__name__}: {error})"
-    return InvalidInput("checkpoint", problem, ANEW, source=str(folder / MANIFEST))
 
 
 def _tensors(state: EngineState, extra: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
@@ -237,10 +206,10 @@ def _tensors(state: EngineState, extra: Mapping[str, Tensor], ranks: Ranks) -> d
     layers: dict[str, Tensor] = {}
     for number, layer in enumerate(state.tensors, start=1):
         for name, rows in layer.items():
-            if state.mine is None or len(rows) == 1:
+            if state.shard is None or len(rows) == 1:
                 layers[f"layer.{number}.{name}"] = rows.cpu().contiguous()
-            elif state.mine:
-                layers[f"{OWN}.layer.{number}.{name}"] = rows[: len(state.mine)].cpu().contiguous()
+            elif state.shard:
+                layers[f"{OWN}.layer.{number}.{name}"] = rows[: len(state.shard)].cpu().contiguous()
     if not ranks.first:
         return {name: tensor for name, tensor in layers.items() if name.startswith(OWN)}
     random = {"random.cpu": torch.get_rng_state()}
@@ -266,7 +235,7 @@ def _state(state: EngineState) -> dict[str, Any]:
 
 
 def _state_from(
-    data: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Sequence[int] | None, mine: tuple[int, ...] | None
+    data: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Sequence[int] | None, shard: tuple[int, ...] | None
 ) -> EngineState:
     intervals = {int(layer): interval for layer, interval in data["layer_intervals"].items()}
     return EngineState(
@@ -280,7 +249,7 @@ def _state_from(
         ),
         tuple(_group(tensors, f"layer.{number}") for number in range(1, len(data["steps"]) + 1)),
         tuple(data["present"]),
-        mine,
+        shard,
     )
 
 
@@ -290,7 +259,7 @@ def _group(tensors: Mapping[str, Tensor], group: str) -> dict[str, Tensor]:
 
 
 def _check_finite(state: EngineState) -> None:
-    """Refuse weights that are no numbers: a round's loss is that before its update, so it does not show them."""
+    """Refuse weights that are NaN or infinite: a round's loss is that before its update, so it does not show them."""
     for number, layer in enumerate(state.tensors, start=1):
         for name, tensor in layer.items():
             # Parameters only: a buffer may hold infinities on purpose, as masks of attention do.
@@ -298,113 +267,3 @@ def _check_finite(state: EngineState) -> None:
                 where = f"round {state.round}: {name.removeprefix('parameters.')} of layer {number}"
                 remedy = "Lower the learning rate, or use a model with normalisation"
                 raise TrainingDiverged(f"{where} has weights that are not finite. {remedy}. No checkpoint was written.")
-
-
-def _plain(field: str, value: Any) -> Any:
-    """Return `value` as JSON gives it back, or say which part of it JSON cannot hold."""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise InvalidInput(field, f"has the key {key!r}", "Give texts as keys: JSON has no others")
-        return {key: _plain(f"{field}.{key}", part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(f"{field}[{k}]", part) for k, part in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    remedy = "Give numbers, texts, lists and mappings of them; tensors go into `tensors`"
-    raise InvalidInput(field, f"is a {type(value).__name__}", remedy)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    source = str(path)
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        remedy = "Give the folder of a run that wrote one, or begin anew"
-        raise InvalidInput("checkpoint", "there is none here", remedy, source=source) from None
-    except OSError as error:
-        raise InvalidInput("checkpoint", f"cannot be read ({_reason(error)})", ANEW, source=source) from error
-    except ValueError as error:
-        raise InvalidInput("checkpoint", f"is damaged: not valid JSON ({error})", ANEW, source=source) from None
-    version = manifest.get("format") if isinstance(manifest, dict) else None
-    if not str(version).startswith("adaptsfl-checkpoint-"):
-        remedy = "Give the folder of a training run"
-        raise InvalidInput("checkpoint", "is a file of another program", remedy, source=source)
-    if version != FORMAT:
-        remedy = "Go on with the version of AdaptSFL that wrote it, or begin anew"
-        raise InvalidInput("format", f"is {version!r}, this version reads {FORMAT!r}", remedy, source=source)
-    content: dict[str, Any] = manifest.get("content")
-    if _sha256_of(content) != manifest.get("sha256"):
-        raise InvalidInput("checkpoint", "is damaged: its checksum is another", ANEW, source=source)
-    return content
-
-
-def _read_tensors(path: Path, checksum: str) -> dict[str, Tensor]:
-    source = str(path)
-    try:
-        found = _sha256(path)
-        if found != checksum:
-            raise InvalidInput("checkpoint", "is damaged: its checksum is another", ANEW, source=source)
-        return load_file(path)
-    except FileNotFoundError:
-        problem = f"is gone, but {MANIFEST} names it"
-        raise InvalidInput("checkpoint", problem, ANEW, source=source) from None
-    except (OSError, SafetensorError) as error:
-        raise InvalidInput("checkpoint", f"cannot be read ({_reason(error)})", ANEW, source=source) from error
-
-
-def _differences(field: str, stored: Any, given: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield where two identities differ, by their keys down to a single value, and both values there."""
-    if isinstance(stored, dict) and isinstance(given, dict):
-        for key in {**stored, **given}:
-            if key in stored and key in given:
-                yield from _differences(f"{field}.{key}", stored[key], given[key])
-            else:
-                was, now = (_shown(side[key]) if key in side else "absent" for side in (stored, given))
-                yield f"{field}.{key}", was, now
-    elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given):
-        for k, (old, new) in enumerate(zip(stored, given, strict=True)):
-            yield from _differences(f"{field}[{k}]", old, new)
-    elif json.dumps(stored) != json.dumps(given):  # by text, so that NaN is equal to itself
-        yield field, _shown(stored), _shown(given)
-
-
-def _check_identity(stored: Any, given: Any, source: Path) -> None:
-    """Refuse a checkpoint of another run."""
-    for field, was, now in _differences("identity", stored, given):
-        remedy = "Go on with the same settings, or begin anew in another folder"
-        raise InvalidInput(field, f"was {was} when the checkpoint was made, is {now} now", remedy, source=str(source))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def _tidy(folder: Path) -> None:
-    """Remove tensors that no manifest names, and what a killed program left half written."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # rather keep too much than stop training
-        path = folder / MANIFEST
-        content = json.loads(path.read_bytes())["content"] if path.exists() else {}
-        used = {part["file"] for part in (content.get("tensors", {}), *content.get("parts", ())) if part}
-        for file in _ours(folder):
-            if file.name not in used:
-                file.unlink(missing_ok=True)
-
-
-def _ours(folder: Path) -> Iterator[Path]:
-    yield from folder.glob("checkpoint-*.safetensors")
-    yield from folder.glob(f"{TEMPORARY}checkpoint*")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sha256_of(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

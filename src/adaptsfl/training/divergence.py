@@ -15,7 +15,7 @@ def divergence(
 ) -> float:
     """Return the mean of ‖w_i - w̄‖ / ‖w̄‖ over the copies with a share, w̄ their mean; 0 if all are equal.
 
-    On several ranks all ask, and `root` is one that holds a copy with a share.
+    On several ranks all call it, each with its own copies; `root` is a rank that holds a copy with a share.
 
     Args:
         parameters: of every parameter of the layer, trained or not, one copy per device.
@@ -26,14 +26,14 @@ def divergence(
     for rows in parameters:
         # From one of the copies, not from zero: so equal copies are apart by nothing, not by rounding.
         first = rows[here[0]].double() if ranks.rank == root else torch.zeros_like(rows[0], dtype=torch.float64)
-        ranks.sum_([first])
+        ranks.all_reduce_sum([first])
         off = sum((shares[k] * (rows[k] - first) for k in here), torch.zeros_like(first))
-        ranks.sum_([off])
+        ranks.all_reduce_sum([off])
         if here:
             squares += torch.stack([(rows[k] - first - off).square().sum().cpu() for k in here])
         length += float((first + off).square().sum())
-    mine = math.fsum(shares[k] * math.sqrt(square) for k, square in zip(here, squares.tolist(), strict=True))
-    (apart,) = ranks.totals([mine])
+    local = math.fsum(shares[k] * math.sqrt(square) for k, square in zip(here, squares.tolist(), strict=True))
+    (apart,) = ranks.sum_numbers([local])
     if apart == 0:
         return 0.0
     return apart / math.sqrt(length) if length else math.inf

@@ -6,7 +6,7 @@ as it was.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -46,33 +46,47 @@ def measure_constants(
 ) -> ConstantsSample:
     """Measure β, G_j² and σ_j² on one mini-batch per present device; costs about four rounds.
 
-    On several ranks all measure, each by its own devices, and get the same: they tell each other numbers per layer.
+    On several ranks all measure, each by its own devices, and get the same: they exchange numbers per layer.
     """
     halves = [_half(batches, k) for k in range(2)]
     devices = present_devices(present, len(engine.weights))
-    mine = [device for device in devices if device in engine.mine]
+    local = engine.sharding.here(devices)
     distances = _distances(engine)
     norms, variances = np.zeros((2, len(devices), len(engine.layers)))
     ratios = np.zeros(len(devices))
     wholes = {}
-    for k, device in enumerate(mine):
+    for k, device in enumerate(local):
         at_copy = [engine.gradients([half[k]], devices=[device], alone=True) for half in halves]
-        whole, apart, place = _weighted(at_copy, [0.5, 0.5]), _minus(*at_copy), devices.index(device)
+        whole, apart, place = _middle(*at_copy), _minus(*at_copy), devices.index(device)
         norms[place], variances[place] = _products(whole, whole), _products(apart, apart) / 4
         wholes[device] = whole
     with engine.averaged():
-        for k, device in enumerate(mine):
+        for k, device in enumerate(local):
             if distances[device] >= SMALLEST_DISTANCE:
                 at_mean = [engine.gradients([half[k]], devices=[device], alone=True) for half in halves]
-                change = _minus(wholes[device], _weighted(at_mean, [0.5, 0.5]))
+                change = _minus(wholes[device], _middle(*at_mean))
                 ratios[devices.index(device)] = _length(change) / distances[device]
-    told = np.array(engine.ranks.totals(np.concatenate([norms.ravel(), variances.ravel(), ratios]).tolist()))
-    norms, variances = told[: -len(devices)].reshape(2, len(devices), -1)
+    every = np.array(
+        engine.sharding.ranks.sum_numbers(np.concatenate([norms.ravel(), variances.ravel(), ratios]).tolist())
+    )
+    norms, variances = every[: -len(devices)].reshape(2, len(devices), -1)
     known = [
-        ratio for ratio, k in zip(told[-len(devices) :], devices, strict=True) if distances[k] >= SMALLEST_DISTANCE
+        ratio for ratio, k in zip(every[-len(devices) :], devices, strict=True) if distances[k] >= SMALLEST_DISTANCE
     ]
     smoothness = float(sum(known) / len(known)) if known else None
     return ConstantsSample(smoothness, devices, norms, np.mean(variances, axis=0))
+
+
+def measured_round(
+    engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None
+) -> tuple[Tensor, ConstantsSample]:
+    """Train one round, after measuring the constants on its mini-batches; return its losses too."""
+    sample = measure_constants(engine, batches, present)
+    if sample.smoothness is not None:
+        return engine.round(batches, present), sample
+    probe = SmoothnessProbe(engine, batches, present)
+    losses = engine.round(batches, present)
+    return losses, replace(sample, smoothness=probe.measure(engine))
 
 
 class SmoothnessProbe:
@@ -80,15 +94,16 @@ class SmoothnessProbe:
 
     def __init__(self, engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None) -> None:
         self.batches, self.present = batches, present
-        self.weights = _global_weights(engine)
-        self.gradients = engine.gradients(batches, devices=present, averaged=True)
+        with engine.averaged():
+            self.weights, self.gradients = _weights(engine), engine.gradients(batches, devices=present)
 
     def measure(self, engine: Engine) -> float | None:
         """Return ‖∇f(w') − ∇f(w)‖ / ‖w' − w‖ between now and when the probe was made; None if nothing moved."""
-        distance = _length(_minus(_global_weights(engine), self.weights))
-        if distance < SMALLEST_DISTANCE:
-            return None
-        now = engine.gradients(self.batches, devices=self.present, averaged=True)
+        with engine.averaged():
+            distance = _length(_minus(_weights(engine), self.weights))
+            if distance < SMALLEST_DISTANCE:
+                return None
+            now = engine.gradients(self.batches, devices=self.present)
         return _length(_minus(now, self.gradients)) / distance
 
 
@@ -146,32 +161,28 @@ def _minus(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
-def _weighted(vectors: Sequence[Sequence[Tensor]], weights: Sequence[float]) -> list[Tensor]:
-    """Return Σ weight · vector, layer by layer."""
-    total = [weights[0] * x for x in vectors[0]]
-    for vector, weight in zip(vectors[1:], weights[1:], strict=True):
-        total = [x + weight * y for x, y in zip(total, vector, strict=True)]
-    return total
+def _middle(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
+    return [0.5 * x + 0.5 * y for x, y in zip(a, b, strict=True)]
 
 
 def _distances(engine: Engine) -> list[float]:
     """Return ‖w_i − w̄‖ of every device, over the client-specific layers."""
     squares = torch.zeros(len(engine.weights), dtype=torch.float64)
-    layers = engine.layers[: engine.schedule.plan.deepest]
+    layers, local = engine.layers[: engine.schedule.plan.deepest], engine.sharding.local
     copies = [{name: layer.parameters[name] for name in layer.trained} for layer in layers]
     with engine.averaged():
         for layer, held in zip(layers, copies, strict=True):
             for name, rows in held.items():
                 if len(rows) > 1:
                     apart = (rows - layer.parameters[name]).double().square().flatten(1).sum(1).cpu()
-                    squares[list(engine.mine)] += apart[: len(engine.mine)]
-    return [math.sqrt(square) for square in engine.ranks.totals(squares.tolist())]
+                    squares[list(local)] += apart[: len(local)]
+    return [math.sqrt(square) for square in engine.sharding.ranks.sum_numbers(squares.tolist())]
 
 
-def _global_weights(engine: Engine) -> list[Tensor]:
+def _weights(engine: Engine) -> list[Tensor]:
+    """Return a copy of every layer's first row as one vector."""
     nothing = torch.zeros(0, device=engine.device)
-    with engine.averaged():
-        return [
-            torch.cat([layer.parameters[name][0].flatten() for name in layer.trained]) if layer.trained else nothing
-            for layer in engine.layers
-        ]
+    return [
+        torch.cat([layer.parameters[name][0].flatten() for name in layer.trained]) if layer.trained else nothing
+        for layer in engine.layers
+    ]

@@ -3,27 +3,15 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
 from adaptsfl import checks
 from adaptsfl.errors import TrainingDiverged
-from adaptsfl.training.settings import Batch, Batches, present_devices
+from adaptsfl.training.settings import Batches, present_devices
+from adaptsfl.training.trainer import Trainer
 
 EXPLODED = 1e3  # times the first round's loss: for cross-entropy far worse than guessing
-
-
-class Trainer(Protocol):
-    """Whatever trains round by round and can say what the global model is now."""
-
-    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
-        """Train one round on one batch per present device; return every present device's loss."""
-        ...
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the global model's state_dict."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""Several processes, on one machine or many, that train one model together: who I am, and what we tell each other.
+"""Several processes, on one machine or many, that train one model together: how they meet, and what they exchange.
 
-Every rank simulates a share of the devices and holds their copies; common layers are equal on all ranks. Where there is
-one process only, nothing is sent, so that the same code serves both.
+Where there is one process only, nothing is sent, so that the same code serves both.
 """
 
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -30,9 +29,9 @@ class Ranks:
     """The processes of a job, seen by one of them.
 
     Attributes:
-        rank: my number; 0 decides, writes and prints.
+        rank: the number of this process; the first, 0, decides, writes and prints.
         size: how many there are.
-        speeds: how fast every one is, beside the others; equal unless somebody has timed them.
+        speeds: how fast every rank is, relative to the others; equal unless somebody has timed them.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -41,58 +40,64 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that decides, writes and prints."""
+        """Whether this is the rank that decides, writes and prints."""
         return self.rank == 0
 
-    def shares(self, devices: int) -> tuple[tuple[int, ...], ...]:
-        """Return the devices of every rank, where one is as much work as another."""
-        return assigned([1.0] * devices, self.speeds)
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """Return the value of rank `source`, which pickle must be able to send."""
+        if self.size == 1:
+            return value
+        box = [value if self.rank == source else None]
+        with self._explained():
+            dist.broadcast_object_list(box, src=source, device=torch.device("cpu"))
+        return cast(T, box[0])
 
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in order: small ones, which pickle must be able to send."""
+        return [self.broadcast(value, rank) for rank in range(self.size)]
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace every tensor by its sum over ranks, which have the same shapes in the same order; in flat buckets."""
-        self._reduce(tensors, dist.ReduceOp.SUM)
+        self._all_reduce(tensors, dist.ReduceOp.SUM)
 
-    def largest_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace every entry by the largest of all ranks'."""
-        self._reduce(tensors, dist.ReduceOp.MAX)
+    def all_reduce_max(self, tensors: Sequence[Tensor]) -> None:
+        """Replace every entry by the largest of all ranks."""
+        self._all_reduce(tensors, dist.ReduceOp.MAX)
 
-    def totals(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over ranks of some numbers: exactly what one rank gave, where the others gave zero."""
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Replace every tensor by that of the first rank."""
+        if not self.first:
+            for tensor in tensors:
+                tensor.zero_()
+        self.all_reduce_sum(tensors)
+
+    def stack_rows(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return for every tensor those of all ranks, stacked in the order of ranks."""
+        tables = [row.new_zeros(self.size, *row.shape) for row in rows]
+        for table, row in zip(tables, rows, strict=True):
+            table[self.rank] = row
+        self.all_reduce_sum(tables)
+        return tables
+
+    def sum_numbers(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over ranks of some numbers: exactly those of one rank, where the others have zero."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
-        self.sum_([total])
+        self.all_reduce_sum([total])
         return [float(value) for value in total.tolist()]
 
-    def largest(self, values: Sequence[int]) -> list[int]:
-        """Return the largest over ranks of some whole numbers."""
-        if self.size == 1:
-            return list(values)
-        largest = torch.tensor(values, dtype=torch.int64)
-        self.largest_([largest])
-        return [int(value) for value in largest.tolist()]
+    def map_numbers(self, work: Callable[[T], Sequence[float]], items: Iterable[T], width: int) -> list[float]:
+        """Return the `width` numbers that `work` gives for every item, one after another; ranks share the items."""
+        found: list[float] = []
+        for k, item in enumerate(items):
+            found += work(item) if k % self.size == self.rank else [0.0] * width
+        return self.sum_numbers(found)
 
-    def from_first(self, value: T) -> T:
-        """Return what the first rank gave, whatever the others did: a value that pickle takes."""
-        return self.told_by(0, value)
-
-    def told_by(self, rank: int, value: T) -> T:
-        """Return what that rank gave."""
-        if self.size == 1:
-            return value
-        box = [value if self.rank == rank else None]
-        with self._together():
-            dist.broadcast_object_list(box, src=rank, device=torch.device("cpu"))
-        return cast(T, box[0])
-
-    def everybodys(self, value: T) -> list[T]:
-        """Return what every rank gave, in order: small values that pickle takes."""
-        return [self.told_by(rank, value) for rank in range(self.size)]
-
-    def _reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
+    def _all_reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
         if self.size == 1:
             return
-        with torch.no_grad(), self._together():
+        with torch.no_grad(), self._explained():
             for bucket in _buckets(tensors):
                 flat = torch.cat([_wire(tensor).reshape(-1) for tensor in bucket])
                 dist.all_reduce(flat, operation)
@@ -101,31 +106,17 @@ class Ranks:
                     tensor.copy_(part.view(tensor.shape))
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Say in words that another rank is gone."""
+    def _explained(self) -> Iterator[None]:
+        """Explain a lost connection or a timeout, for both of which torch raises RuntimeError."""
         try:
             yield
-        except RuntimeError as error:  # torch's word for a lost connection and for a timeout
+        except RuntimeError as error:
             problem = f"rank {self.rank}: another rank is gone or did not answer ({_reason(error)})"
             remedy = "Start it again, or let torchrun do so by --max-restarts: it goes on from the last checkpoint"
             raise RankFailed(f"{problem}. {remedy}.") from error
 
 
 ALONE = Ranks()
-
-
-def assigned(work: Sequence[float], speeds: Sequence[float]) -> tuple[tuple[int, ...], ...]:
-    """Return the devices of every rank: the most work first, each to the rank that will have done it soonest.
-
-    Cuts do not matter: whatever the cut, every device's samples run through all layers in here.
-    """
-    loads = [0.0] * len(speeds)
-    parts: list[list[int]] = [[] for _ in speeds]
-    for device in sorted(range(len(work)), key=lambda k: (-work[k], k)):
-        rank = min(range(len(speeds)), key=lambda r: ((loads[r] + work[device]) / speeds[r], len(parts[r]), r))
-        parts[rank].append(device)
-        loads[rank] += work[device]
-    return tuple(tuple(sorted(part)) for part in parts)
 
 
 def launched() -> bool:
@@ -135,9 +126,9 @@ def launched() -> bool:
 
 @contextmanager
 def joined(device: str = "cpu") -> Iterator[Ranks]:
-    """Meet the other ranks of the job and part from them at the end; alone if nobody launched several.
+    """Connect to the other ranks of the job, and disconnect at the end; `ALONE` if nobody launched several.
 
-    Whoever does not answer for ADAPTSFL_RANK_TIMEOUT_S seconds (600 by default) is taken for gone.
+    A rank that does not answer for ADAPTSFL_RANK_TIMEOUT_S seconds (600 by default) counts as gone.
 
     Args:
         device: where ranks compute. With cuda, tensors there are exchanged by NCCL, all others by gloo.
@@ -166,26 +157,26 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _this_start(store: Store, rank: int, size: int, patience_s: float) -> Store:
-    """Return a part of the store that nobody used before the ranks that are starting now.
+def _this_start(store: Store, rank: int, size: int, timeout_s: float) -> Store:
+    """Return a part of the store that only the ranks that are starting now use.
 
-    torchrun keeps its store over restarts, and in it the addresses of ranks that are gone. It counts restarts too, but
-    every machine for itself: one whose ranks were well does not count. So everybody takes a ticket, which nobody had
-    before, and looks under its number where to meet; the first rank answers there while it starts.
+    torchrun keeps its store over restarts, and in it the addresses of ranks that are gone. Its own count of restarts
+    does not help: a machine whose ranks did not fail does not count. So every rank takes a ticket, whose number nobody
+    had before, and reads under this number where to meet; the first rank answers all tickets while it starts.
     """
     ticket = store.add("tickets", 1)
     if rank:
         place = store.get(f"ticket {ticket}").decode()
         store.add(f"{place}: met", 1)
         return PrefixStore(place, store)
-    place, told, deadline = f"start {ticket}", 0, time.monotonic() + patience_s
+    place, answered, deadline = f"start {ticket}", 0, time.monotonic() + timeout_s
     while (met := store.add(f"{place}: met", 0)) < size - 1:
         tickets = store.add("tickets", 0)
-        for other in range(told + 1, tickets + 1):  # also of ranks that are gone, whom it does not help
+        for other in range(answered + 1, tickets + 1):  # also tickets of ranks that are gone: it does no harm
             store.set(f"ticket {other}", place)
-        told = tickets
+        answered = tickets
         if time.monotonic() > deadline:
-            raise RuntimeError(f"after {patience_s:g} s, {met + 1} of {size} ranks are there")
+            raise RuntimeError(f"after {timeout_s:g} s, {met + 1} of {size} ranks are there")
         time.sleep(0.02)
     return PrefixStore(place, store)
 

@@ -31,7 +31,7 @@ from adaptsfl.training.settings import (
 )
 
 
-class Device:
+class DeviceSide:
     """An edge device: the layers up to its cut, w_{c,i}, and the activations that it sent last."""
 
     def __init__(self, layers: list[Layer]) -> None:
@@ -52,7 +52,7 @@ class Device:
         update(self.layers, gradients_of(self.activations, parameters_of(self.layers), received), rate)
 
 
-class EdgeServer:
+class ServerSide:
     """The common layers h_s, and for every device the layers h_{m,i} between its cut and L_c."""
 
     def __init__(self, common: list[Layer], statistics: Statistics, settings: OptimizerSettings, loss: Loss) -> None:
@@ -62,7 +62,7 @@ class EdgeServer:
         self.gradients: list[Tensor] = []  # of the common layers, then of the present devices' own
 
     def receive(self, device: int, sent: Tensor) -> None:
-        """Run a device's own layers on the activations that it sent, for which nobody else is needed."""
+        """Run a device's own layers on the activations that it sent, whether or not others have sent theirs."""
         received = sent.requires_grad_()
         # 13: the predictions ŷ_i, through the device's own layers and then (in `forward`) the common ones
         self._arrived[device] = received, run(self.non_common[device], received)
@@ -136,8 +136,8 @@ class Reference:
         self.weights = device_weights(weights, len(plan.cuts))
         self.present = tuple(range(len(plan.cuts)))  # who took part in the last round; all, before the first
         # 1: w_i ← w
-        self.server = EdgeServer([Layer(piece, optimizer) for piece in model.pieces], statistics, optimizer, loss)
-        self.devices: list[Device] = []
+        self.server = ServerSide([Layer(piece, optimizer) for piece in model.pieces], statistics, optimizer, loss)
+        self.devices: list[DeviceSide] = []
         self._place([[] for _ in plan.cuts], plan)
 
     def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
@@ -186,7 +186,7 @@ class Reference:
         more = common[: max(0, plan.deepest - len(forged[0]))]  # they become client-specific
         self.server.common = common[len(more) :]
         forged = [[*own[: plan.deepest], *deepcopy(more)] for own in forged]
-        self.devices = [Device(own[:cut]) for own, cut in zip(forged, plan.cuts, strict=True)]
+        self.devices = [DeviceSide(own[:cut]) for own, cut in zip(forged, plan.cuts, strict=True)]
         self.server.non_common = [own[cut:] for own, cut in zip(forged, plan.cuts, strict=True)]
 
     def state(self, batches: Sequence[Batch] | None = None) -> dict[str, Tensor]:

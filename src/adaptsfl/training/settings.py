@@ -1,4 +1,4 @@
-"""What a training run is told beside its plan: the optimiser, the loss, whose statistics batch-norm takes, weights."""
+"""Settings of a training run beside its plan: the optimiser, the loss, whose statistics batch-norm takes, weights."""
 
 import math
 from collections.abc import Callable, Sequence

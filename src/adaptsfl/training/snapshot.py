@@ -22,7 +22,7 @@ class EngineState:
         steps: each layer's optimiser steps since its state was zero; one per device, or one while all are equal.
         tensors: each layer's parameters, buffers and optimiser state; one row per device, or one while all are equal.
         present: the devices that took part in the last round.
-        mine: on one of several ranks, the devices whose copies the rows are, in order; there are two rows at least, so
+        shard: on one of several ranks, the devices whose copies the rows are, in order; there are two rows at least, so
             that one says that all copies are equal. None: the copies of all devices.
     """
 
@@ -33,12 +33,16 @@ class EngineState:
     steps: tuple[tuple[int, ...], ...]
     tensors: tuple[Mapping[str, Tensor], ...]
     present: tuple[int, ...]
-    mine: tuple[int, ...] | None = None
+    shard: tuple[int, ...] | None = None
 
 
-def restore_layers(layers: Sequence[LayerStack], state: EngineState, devices: int, rows: int | None = None) -> None:
-    """Give every layer what it held when the snapshot was made; `rows` is what it has of them while copies differ."""
-    rows = devices if rows is None else rows
+def restore_layers(layers: Sequence[LayerStack], state: EngineState, devices: int) -> None:
+    """Give every layer what it held when the snapshot was made."""
+    shard, rows = layers[0].sharding.shard, layers[0].sharding.rows
+    if state.shard != shard:
+        problem = f"holds the copies of {_named(state.shard)}, this rank those of {_named(shard)}"
+        remedy = "Load it whole" if shard is None else "Load the checkpoint with devices=trainer.sharding.shard"
+        raise InvalidInput("state", problem, remedy)
     if not len(state.tensors) == len(state.steps) == len(layers):
         problem = f"holds {len(state.tensors)} layers, the model has {len(layers)}"
         raise InvalidInput("state", problem, "Give a snapshot of the same model")
@@ -48,7 +52,11 @@ def restore_layers(layers: Sequence[LayerStack], state: EngineState, devices: in
     present_devices(state.present, devices)
     for number, (layer, steps, tensors) in enumerate(zip(layers, state.steps, state.tensors, strict=True), start=1):
         try:
-            layer.load(tensors, rows)
+            layer.load(tensors)
         except InvalidInput as error:
             raise error.inside(f"layer {number}") from None
         layer.steps = list(steps)
+
+
+def _named(devices: Sequence[int] | None) -> str:
+    return "all devices" if devices is None else f"devices {list(devices)}"

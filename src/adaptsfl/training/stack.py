@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from adaptsfl.errors import InvalidInput
 from adaptsfl.training.batchnorm import mixes_samples
 from adaptsfl.training.divergence import divergence
-from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import OptimizerSettings, StateRule
+from adaptsfl.training.sharding import Sharding
 from adaptsfl.training.updates import STATE_NAMES, step
 
 
@@ -27,7 +27,7 @@ class Slot:
 class LayerStack:
     """One layer: its parameters, buffers and optimiser state, with one row per device, or one while all are equal.
 
-    On several ranks the devices are those of this rank.
+    On several ranks the rows are those of this rank's devices; shares are always those of all devices.
 
     A common layer is a stack that stays at one row. So a layer that becomes client-specific needs nothing until its
     copies first differ, when it is spread, and a layer that becomes common is merged.
@@ -37,9 +37,8 @@ class LayerStack:
         mixes_samples: whether it normalises over the batch.
     """
 
-    def __init__(self, piece: nn.Module, settings: OptimizerSettings) -> None:
-        self.piece = piece
-        self.settings = settings
+    def __init__(self, piece: nn.Module, settings: OptimizerSettings, sharding: Sharding) -> None:
+        self.piece, self.settings, self.sharding = piece, settings, sharding
         self.steps = [0]
         self.mixes_samples = mixes_samples([piece])
         self.parameters = {name: _rows(tensor.detach(), 1) for name, tensor in piece.named_parameters()}
@@ -50,14 +49,22 @@ class LayerStack:
             for key in STATE_NAMES[settings.name]
         }
 
-    def point(self, slot: Slot, row: int) -> None:
-        """Let `slot` run on copy `row`: it reads the stack's own memory, and batch-norm writes its statistics there."""
+    def point(self, slot: Slot, device: int | None = None) -> None:
+        """Let `slot` run on the copy of a device, or on the only one there is.
+
+        It reads the stack's own memory, and batch-norm writes its statistics there.
+        """
+        row = 0 if device is None else self.sharding.row_of[device]
         for tensors, rows in ((slot.parameters, self.parameters), (slot.buffers, self.buffers)):
             for name, tensor in tensors.items():
                 tensor.data = rows[name][row if len(rows[name]) > 1 else 0]
 
-    def update(self, rows: Sequence[int], gradients: list[Tensor], rate: float) -> None:
-        """Step the copies `rows` at once, by gradients in the order of the copies and of `trained` within each."""
+    def update(self, devices: Sequence[int] | None, gradients: list[Tensor], rate: float) -> None:
+        """Step the copies of `devices` at once, or the only one there is.
+
+        Gradients come in the order of the copies, and of `trained` within each.
+        """
+        rows = [0] if devices is None else [self.sharding.row_of[device] for device in devices]
         width, counts = len(self.trained), [self.steps[row] for row in rows]
         for row in rows:
             self.steps[row] += 1
@@ -66,17 +73,18 @@ class LayerStack:
             chosen = [rows[k] for k in same]
             parameters = [self.parameters[name][row] for row in chosen for name in self.trained]
             state = {key: [of[name][row] for row in chosen for name in self.trained] for key, of in self.state.items()}
-            mine = [gradient for k in same for gradient in gradients[k * width : (k + 1) * width]]
-            step(self.settings, rate, count + 1, parameters, mine, state)
+            chosen_gradients = [gradient for k in same for gradient in gradients[k * width : (k + 1) * width]]
+            step(self.settings, rate, count + 1, parameters, chosen_gradients, state)
 
-    def spread(self, devices: int) -> None:
+    def spread(self) -> None:
         """Give every device a row of its own."""
-        if len(self.steps) != devices:
-            self.steps = self.steps * devices
+        count = self.sharding.rows
+        if len(self.steps) != count:
+            self.steps = self.steps * count
         for tensors in self._groups().values():
             for name, tensor in tensors.items():
-                if len(tensor) != devices:
-                    tensors[name] = _rows(tensor[0], devices)
+                if len(tensor) != count:
+                    tensors[name] = _rows(tensor[0], count)
 
     def reset(self) -> None:
         """Put the optimiser's state to zero, in all copies."""
@@ -85,10 +93,11 @@ class LayerStack:
             for name, tensor in tensors.items():
                 tensors[name] = torch.zeros_like(tensor[:1])
 
-    def divergence(self, shares: Sequence[float], ranks: Ranks = ALONE, root: int = 0) -> float:
+    def divergence(self, shares: Sequence[float]) -> float:
         """Return how far apart the copies with a share are; see `divergence.divergence`."""
         apart = [rows.unbind() for rows in self.parameters.values() if len(rows) > 1]
-        return divergence(apart, shares, ranks, root)
+        root = self.sharding.rank_of(next(device for device, share in enumerate(shares) if share))
+        return divergence(apart, self.sharding.row_shares(shares), self.sharding.ranks, root)
 
     def zeros(self) -> list[Tensor]:
         """Return a gradient of one copy that changes nothing."""
@@ -99,26 +108,26 @@ class LayerStack:
         groups = self._groups().items()
         return {f"{group}.{name}": tensor.clone() for group, tensors in groups for name, tensor in tensors.items()}
 
-    def load(self, given: Mapping[str, Tensor], devices: int) -> None:
+    def load(self, given: Mapping[str, Tensor]) -> None:
         """Take the tensors that `tensors` of the same layer gave, in whatever memory layout they come."""
-        expected = self.tensors()
+        expected, count = self.tensors(), self.sharding.rows
         if given.keys() != expected.keys():
             names = ", ".join(sorted(given.keys() ^ expected.keys()))
             raise InvalidInput("tensors", f"lack or add {names}", "Give what the same model and optimiser had")
         for name, tensor in given.items():
             shape = tuple(expected[name].shape[1:])
-            if tuple(tensor.shape) not in ((1, *shape), (devices, *shape)):
+            if tuple(tensor.shape) not in ((1, *shape), (count, *shape)):
                 problem = f"has the shape {tuple(tensor.shape)}"
-                raise InvalidInput(f"tensors[{name!r}]", problem, f"Give 1 or {devices} rows of shape {shape}")
+                raise InvalidInput(f"tensors[{name!r}]", problem, f"Give 1 or {count} rows of shape {shape}")
         for group, tensors in self._groups().items():
             for name, tensor in tensors.items():
                 found = given[f"{group}.{name}"]
                 tensors[name] = _rows(tensor[0], len(found)).copy_(found)
 
-    def merged(self, shares: Sequence[float], ranks: Ranks = ALONE) -> nn.Module:
+    def merged(self, shares: Sequence[float]) -> nn.Module:
         """Return the mean of the copies with a share, as a module of its own."""
         piece = deepcopy(self.piece)
-        parameters, buffers = means([self.parameters, self.buffers], shares, ranks)
+        parameters, buffers = means([self.parameters, self.buffers], shares, self.sharding)
         for name, tensor in [*piece.named_parameters(), *piece.named_buffers()]:
             tensor.data = (parameters[name] if name in parameters else buffers[name])[0].clone()
         return piece
@@ -133,6 +142,12 @@ def _rows(tensor: Tensor, count: int) -> Tensor:
     row = tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor.contiguous()
     rows = torch.empty_strided((count, *row.shape), (row.numel(), *row.stride()), dtype=row.dtype, device=row.device)
     return rows.copy_(row)
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """Return inputs on the device that computes, images with channels last."""
+    x = x.to(device, non_blocking=True)
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def mean(rows: Tensor, shares: Sequence[float]) -> Tensor:
@@ -157,31 +172,38 @@ def mean(rows: Tensor, shares: Sequence[float]) -> Tensor:
 
 
 def means(
-    groups: Sequence[Mapping[str, Tensor]], shares: Sequence[float], ranks: Ranks = ALONE
+    groups: Sequence[Mapping[str, Tensor]], shares: Sequence[float], sharding: Sharding
 ) -> list[dict[str, Tensor]]:
     """Return the `mean` of every tensor of every group, over the copies of all ranks."""
-    found = [{name: mean(rows, shares) for name, rows in group.items()} for group in groups]
+    local = sharding.row_shares(shares)
+    found = [{name: mean(rows, local) for name, rows in group.items()} for group in groups]
     apart = [
         merged[name]
         for group, merged in zip(groups, found, strict=True)
         for name, rows in group.items()
         if len(rows) > 1 and not rows.is_complex()
     ]
-    ranks.sum_([tensor for tensor in apart if tensor.is_floating_point()])
-    ranks.largest_([tensor for tensor in apart if not tensor.is_floating_point()])
+    sharding.ranks.all_reduce_sum([tensor for tensor in apart if tensor.is_floating_point()])
+    sharding.ranks.all_reduce_max([tensor for tensor in apart if not tensor.is_floating_point()])
     return found
 
 
-def merge(layers: Sequence[LayerStack], shares: Sequence[float], rule: StateRule, ranks: Ranks = ALONE) -> None:
+def merge(layers: Sequence[LayerStack], shares: Sequence[float], rule: StateRule) -> None:
     """Replace all copies by the mean of those with a share, and do to the optimiser's state what `rule` says."""
+    if not layers:
+        return
+    sharding = layers[0].sharding
     groups: list[dict[str, Tensor]] = []
     for layer in layers:
         groups += [layer.parameters, layer.buffers, *(layer.state.values() if rule == "average" else ())]
-    for group, merged in zip(groups, means(groups, shares, ranks), strict=True):
+    for group, merged in zip(groups, means(groups, shares, sharding), strict=True):
         group.update(merged)
     unequal = [layer for layer in layers if len(layer.steps) > 1 and (rule == "average" or not layer.state)]
-    counts = [max((n for n, share in zip(layer.steps, shares, strict=True) if share), default=0) for layer in unequal]
-    for layer, count in zip(unequal, ranks.largest(counts), strict=True):
+    local = sharding.row_shares(shares)
+    counts = [max((n for n, share in zip(layer.steps, local, strict=True) if share), default=0) for layer in unequal]
+    largest = torch.tensor(counts, dtype=torch.int64)
+    sharding.ranks.all_reduce_max([largest])
+    for layer, count in zip(unequal, largest.tolist(), strict=True):
         layer.steps = [count]
     if rule == "reset":
         for layer in layers:

@@ -204,16 +204,16 @@ def _by_device(
         outputs.append(output)
         for norm, seen in found.items():
             parts[norm].append(seen.weighing(share))
-    mine = [Moments.merged(found) if found else None for found in parts.values()]
-    merged = zip(norms, _over_ranks(mine, list(norms.values()), ranks), strict=True)
+    local = [Moments.merged(found) if found else None for found in parts.values()]
+    merged = zip(norms, _over_ranks(local, list(norms.values()), ranks), strict=True)
     return {norm: found for norm, found in merged if found is not None}, outputs
 
 
 def _together(pieces: Mapping[int, nn.Module], inputs: Sequence[Tensor], ranks: Ranks) -> dict[Norm, Moments]:
     """Run the samples of all devices, on all ranks, as one batch; return the moments."""
-    shape = ranks.everybodys((tuple(inputs[0].shape[1:]), inputs[0].dtype, inputs[0].device) if inputs else None)
-    size, dtype, device = next(told for told in shape if told is not None)
-    # A rank without samples runs one that does not count: the others need its part in every batch-norm.
+    shapes = ranks.all_gather((tuple(inputs[0].shape[1:]), inputs[0].dtype, inputs[0].device) if inputs else None)
+    size, dtype, device = next(shape for shape in shapes if shape is not None)
+    # A rank without samples runs one that does not count: every batch-norm is an all-reduce over ranks.
     x = torch.cat(list(inputs)) if inputs else torch.zeros(1, *size, dtype=dtype, device=device)
 
     def pool(own: Moments) -> Moments:
@@ -226,21 +226,19 @@ def _together(pieces: Mapping[int, nn.Module], inputs: Sequence[Tensor], ranks: 
 
 
 def _over_ranks(own: Sequence[Moments | None], like: Sequence[Tensor], ranks: Ranks) -> list[Moments | None]:
-    """Merge every entry with those of the other ranks; None where nobody has anything.
+    """Merge every entry with those of the other ranks; None where no rank has any.
 
     Args:
         like: for every entry, a tensor with as many channels.
     """
     if ranks.size == 1:
         return list(own)
-    tables = [tensor.new_zeros(ranks.size, 2 + 2 * len(tensor), dtype=torch.float64) for tensor in like]
-    for table, mine in zip(tables, own, strict=True):
-        if mine is not None:
-            sizes = table.new_tensor([mine.weight, mine.count])
-            table[ranks.rank] = torch.cat([sizes, mine.mean, mine.variance])
-    ranks.sum_(tables)
-    everybodys = [[_from_row(row) for row in table if row[0] > 0] for table in tables]
-    return [Moments.merged(found) if found else None for found in everybodys]
+    rows = [tensor.new_zeros(2 + 2 * len(tensor), dtype=torch.float64) for tensor in like]
+    for row, moments in zip(rows, own, strict=True):
+        if moments is not None:
+            row.copy_(torch.cat([row.new_tensor([moments.weight, moments.count]), moments.mean, moments.variance]))
+    gathered = [[_from_row(row) for row in table if row[0] > 0] for table in ranks.stack_rows(rows)]
+    return [Moments.merged(found) if found else None for found in gathered]
 
 
 def _from_row(row: Tensor) -> Moments:

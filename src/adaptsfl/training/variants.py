@@ -1,4 +1,4 @@
-"""Other ways of split and federated learning: as decisions for the same engine where they are, else beside it.
+"""Other ways of split and federated learning: decisions for the same engine, or trainers beside it.
 
 | way | is |
 |---|---|
@@ -6,13 +6,15 @@
 | parallel split learning | a decision with interval None: never averaged |
 | FedAvg | a decision with every cut at L |
 | SplitFed V1 | FedAvg with an epoch as interval: where the server's copies run changes no weight |
-| centralized | a decision for one device, which gets the pooled batch |
+| centralized | `PooledEngine`: an engine for one device, which gets the pooled batch |
 | SplitFed V2 | `Sequential` |
 | vanilla split learning | `Sequential` with relayed=True |
 """
 
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import islice
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -22,23 +24,57 @@ from adaptsfl import checks
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
-from adaptsfl.training.settings import (
-    Batch,
-    Loss,
-    OptimizerSettings,
-    check_batches,
-    check_trainable,
-    device_weights,
-    present_devices,
-    sample_cross_entropy,
-    shares_of,
-)
-from adaptsfl.training.snapshot import EngineState, restore_layers
-from adaptsfl.training.stack import LayerStack, Slot, merge
-from adaptsfl.training.statistics import reestimated
+from adaptsfl.training.engine import Engine
+from adaptsfl.training.ranks import ALONE, Ranks
+from adaptsfl.training.settings import Batch, OptimizerSettings
+from adaptsfl.training.sharding import Sharding
+from adaptsfl.training.snapshot import EngineState
+from adaptsfl.training.stack import Slot, merge
+from adaptsfl.training.trainer import Trainer, TrainerOptions
 
 
-class Sequential:
+class PooledEngine(Engine):
+    """One model trained on the batches of all devices together, by the first rank; `present` is then device 0.
+
+    Args:
+        devices: how many give batches.
+        options: those of `Engine`.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        plan: Decision,
+        optimizer: OptimizerSettings,
+        *,
+        devices: int,
+        ranks: Ranks = ALONE,
+        **options: Any,
+    ) -> None:
+        sharding = Sharding(ranks, ((0,), *((),) * (ranks.size - 1)))
+        super().__init__(model, plan.levelled(), optimizer, sharding=sharding, **options)
+        self.devices = devices
+
+    @property
+    def batch_devices(self) -> Sequence[int]:
+        """All devices on the first rank, none on the others."""
+        return range(self.devices) if self.sharding.ranks.first else ()
+
+    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
+        """Train one round on all samples of the present devices' batches; return their mean loss."""
+        return super().round(pooled(batches))
+
+    def change_plan(self, plan: Decision) -> None:
+        """Follow another plan, of which only the interval matters here."""
+        super().change_plan(plan.levelled())
+
+
+def pooled(batches: Sequence[Batch]) -> list[Batch]:
+    """Return one batch of all samples, or none."""
+    return [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))] if batches else []
+
+
+class Sequential(Trainer):
     """Devices take turns with one server model, which is updated after every device's batch.
 
     As SplitFed V2, every device has its own client layers, averaged every `interval` rounds (usually an epoch), and
@@ -56,36 +92,26 @@ class Sequential:
         interval: int | None = None,
         relayed: bool = False,
         seed: int = 0,
-        weights: Sequence[float] | None = None,
-        loss: Loss = sample_cross_entropy,
-        device: str | torch.device = "cpu",
+        **options: Unpack[TrainerOptions],
     ) -> None:
-        self.cut = int(checks.cut_numbers("cut", [cut], model.layers)[0])
-        self.interval = None if interval is None else checks.whole_number("interval", interval)
-        self.model, self.settings, self.loss, self.relayed, self.seed = model, optimizer, loss, relayed, seed
-        self.device = torch.device(device)
-        check_trainable(model)
-        self.weights = device_weights(weights, checks.whole_number("devices", devices))
-        self.present = tuple(range(devices))  # who took part in the last round; all, before the first
-        pieces = [deepcopy(piece).to(self.device).train() for piece in model.pieces]
-        self.layers = [LayerStack(piece, optimizer) for piece in pieces]
-        self._slots = [Slot(piece) for piece in deepcopy(pieces)]
-        self.rounds = 0
+        self.relayed, self.seed = relayed, seed
+        cuts = (int(checks.cut_numbers("cut", [cut], model.layers)[0]),) * checks.whole_number("devices", devices)
+        if interval is not None:
+            checks.whole_number("interval", interval)
+        super().__init__(model, self._followed(Decision(cuts, interval)), optimizer, statistics="device", **options)
+        self._slots = [Slot(deepcopy(layer.piece)) for layer in self.layers]
 
     def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
         """Train on every present device's batch in turn; return their losses, in the order of the devices."""
-        devices = len(self.weights)
-        here = present_devices(present, devices)
-        check_batches(batches, len(here))
-        self.present = here
-        self.rounds += 1
-        for layer in [] if self.relayed else self.layers[: self.cut]:
-            layer.spread(devices)
-        given = dict(zip(here, batches, strict=True))
-        losses = {k: self._turn(k, given[k]) for k in self.order(self.rounds) if k in given}
-        if not self.relayed and self.interval is not None and self.rounds % self.interval == 0:
-            merge(self.layers[: self.cut], shares_of(self.weights, here), self.settings.at_averaging)
-        return torch.stack([losses[k] for k in here])
+        given, own = self._begin(batches, present), self.layers[: 0 if self.relayed else self.schedule.plan.deepest]
+        for layer in own:
+            layer.spread()
+        losses = {k: self._turn(k, given[k]) for k in self.order(self.schedule.round + 1) if k in given}
+        if self.schedule.advance():
+            merge(own, self._last_shares(), self.settings.at_averaging)
+        if self.relayed:
+            self.schedule.ages = [0] * self.schedule.plan.deepest  # there is one client model
+        return torch.stack([losses[k] for k in given])
 
     def order(self, t: int) -> list[int]:
         """Return the devices in the order of round `t`; those that are absent are left out of it."""
@@ -93,57 +119,36 @@ class Sequential:
             return list(range(len(self.weights)))
         return [int(k) for k in np.random.default_rng([self.seed, t]).permutation(len(self.weights))]
 
-    def state(self, batches: Sequence[Batch] | None = None) -> dict[str, Tensor]:
-        """Return the global model: the server's layers and the mean of the clients', under the model's own names.
-
-        With `batches`, one per device of the last round, batch-norm's running statistics are estimated for that model.
-        """
-        shares = shares_of(self.weights, self.present)
-        pieces = [layer.merged(shares) for layer in self.layers]
-        if batches is not None:
-            check_batches(batches, len(self.present))
-            inputs, own = [x.to(self.device) for x, _ in batches], [shares[k] for k in self.present]
-            found = reestimated(pieces, self.cut, inputs, own, pooled=False)
-            for piece, statistics in zip(pieces, found, strict=True):
-                piece.load_state_dict(statistics, strict=False)
-        return self.model.merge_state(*(piece.state_dict() for piece in pieces))
-
-    def snapshot(self) -> EngineState:
-        """Return a copy of what `restore` needs, in the form of an engine whose devices all cut at the same layer."""
-        since = 0 if self.relayed else self.rounds % self.interval if self.interval else self.rounds
-        return EngineState(
-            self._plan(),
-            self.rounds,
-            0,
-            (since,) * self.cut,
-            tuple(tuple(layer.steps) for layer in self.layers),
-            tuple(layer.tensors() for layer in self.layers),
-            self.present,
-        )
+    def change_plan(self, plan: Decision) -> None:
+        """Refuse another cut or interval: both are kept for the whole run."""
+        if self._followed(plan) != self.schedule.plan:
+            problem = f"is {self._followed(plan)}, this trainer's is {self.schedule.plan}"
+            raise InvalidInput("plan", problem, "Keep one cut for all and one interval for the whole run")
 
     def restore(self, state: EngineState) -> None:
         """Go on from a snapshot of the same way of training, with the same model, devices and optimiser."""
-        if state.plan != self._plan():
-            problem = f"is {state.plan}, this trainer's is {self._plan()}"
+        if state.plan != self.schedule.plan:
+            problem = f"is {state.plan}, this trainer's is {self.schedule.plan}"
             raise InvalidInput("state.plan", problem, "Give a snapshot of a trainer with the same cut and interval")
-        restore_layers(self.layers, state, len(self.weights))
-        self.rounds, self.present = state.round, state.present
+        super().restore(state)
 
-    def _plan(self) -> Decision:
-        return Decision((self.cut,) * len(self.weights), None if self.relayed else self.interval)
+    def _followed(self, plan: Decision) -> Decision:
+        """Return as much of a plan as this way of training follows."""
+        return Decision(plan.cuts, None if self.relayed else plan.interval)
 
     def _turn(self, device: int, batch: Batch) -> Tensor:
         """Train on one device's batch: its client layers and the server's."""
-        own = 0 if self.relayed else self.cut
-        rows = [device if number <= own else 0 for number in range(1, len(self.layers) + 1)]
+        cut = self.schedule.plan.deepest
+        own = 0 if self.relayed else cut
         x, y = (tensor.to(self.device) for tensor in batch)
-        for layer, slot, row in zip(self.layers, self._slots, rows, strict=True):
-            layer.point(slot, row)
+        for number, (layer, slot) in enumerate(zip(self.layers, self._slots, strict=True), start=1):
+            layer.point(slot, device if number <= own else None)
             x = slot.run(x)
         loss = self.loss(x, y).mean()
         wanted = [tensor for slot in self._slots for tensor in slot.trained]
-        gradients = list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
-        for number, (layer, row) in enumerate(zip(self.layers, rows, strict=True), start=1):
-            mine, gradients = gradients[: len(layer.trained)], gradients[len(layer.trained) :]
-            layer.update([row], mine, self.settings.rate(self.rounds, common=number > self.cut))
+        gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+        for number, layer in enumerate(self.layers, start=1):
+            rate = self.settings.rate(self.schedule.round + 1, common=number > cut)
+            devices = [device] if number <= own else None
+            layer.update(devices, list(islice(gradients, len(layer.trained))), rate)
         return loss.detach()

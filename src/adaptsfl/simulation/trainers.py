@@ -1,0 +1,117 @@
+"""The ways to train that a policy may name: how each is made, what it needs of a decision, what its rounds take."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from adaptsfl.decisions import Decision
+from adaptsfl.errors import InvalidInput, unknown
+from adaptsfl.policies import TrainerName
+from adaptsfl.runs.recipe import reestimates
+from adaptsfl.simulation.clock import RoundTime, centralized_time, parallel_time, relayed_time
+from adaptsfl.simulation.world import World
+from adaptsfl.training import Engine, PooledEngine, Sequential, Trainer
+from adaptsfl.training.estimate import ConstantsSample, measured_round
+from adaptsfl.training.settings import Batch
+from adaptsfl.training.sharding import Sharding
+from adaptsfl.training.variants import pooled
+
+MeasuredRound = Callable[[Any, Sequence[Batch], Sequence[int] | None], tuple[Tensor, ConstantsSample]]
+
+
+@dataclass(frozen=True)
+class TrainerKind:
+    """One way to train.
+
+    Attributes:
+        make: makes the trainer of a run, from its world, its first decision, and whether to record divergence.
+        round_time: what one of its rounds takes.
+        averages: whether copies are averaged. Where one model is trained, batch-norm's running statistics are its own.
+        measured_round: trains a round and measures the paper's constants; None where that is not possible.
+        takes_turns: whether devices take turns with one model. Then they need the same cut, which is kept with the
+            interval for the whole run, and only one rank could work at a time.
+    """
+
+    name: TrainerName
+    make: Callable[[World, Decision, bool], Trainer]
+    round_time: RoundTime = parallel_time
+    averages: bool = True
+    measured_round: MeasuredRound | None = None
+    takes_turns: bool = False
+
+    def reestimates(self, world: World) -> bool:
+        """Whether batch-norm's running statistics are re-estimated for the model that is evaluated or handed over."""
+        return self.averages and reestimates(world.recipe.training, world.model, world.devices)
+
+    def check(self, decision: Decision, first: Decision) -> None:
+        """Refuse a decision that it cannot follow; `first` is that of the run's first block."""
+        same = (decision.deepest, decision.interval) == (first.deepest, first.interval)
+        if self.takes_turns and (len(set(decision.cuts)) > 1 or not same):
+            problem = f"is {decision.cuts}, with interval {decision.interval}"
+            remedy = f"Trainer {self.name!r} needs one cut for all and one interval, kept for the whole run"
+            raise InvalidInput("decision.cuts", problem, remedy)
+
+
+def _engine(world: World, first: Decision, record_divergence: bool) -> Trainer:
+    sharding, weights = Sharding.of(world.devices, world.ranks), world.data.weights.tolist()
+    options = _engine_options(world, record_divergence)
+    return Engine(
+        world.model, first.levelled(world.devices), world.optimizer, weights=weights, sharding=sharding, **options
+    )
+
+
+def _pooled(world: World, first: Decision, record_divergence: bool) -> Trainer:
+    options = _engine_options(world, record_divergence)
+    return PooledEngine(world.model, first, world.optimizer, devices=world.devices, ranks=world.ranks, **options)
+
+
+def _measured_pooled(
+    engine: PooledEngine, batches: Sequence[Batch], _present: Sequence[int] | None
+) -> tuple[Tensor, ConstantsSample]:
+    return measured_round(engine, pooled(batches))
+
+
+def _engine_options(world: World, record_divergence: bool) -> dict[str, Any]:
+    training = world.recipe.training
+    return {
+        "statistics": training.statistics,
+        "device": training.device,
+        "record_divergence": record_divergence,
+    }
+
+
+def _sequential(world: World, first: Decision, _record_divergence: bool, *, relayed: bool) -> Trainer:
+    return Sequential(
+        world.model,
+        first.deepest,
+        world.devices,
+        world.optimizer,
+        interval=first.interval,
+        relayed=relayed,
+        seed=world.seed,
+        weights=world.data.weights.tolist(),
+        device=world.recipe.training.device,
+    )
+
+
+TRAINERS: Mapping[str, TrainerKind] = {
+    kind.name: kind
+    for kind in (
+        TrainerKind("engine", _engine, measured_round=measured_round),
+        # Devices that take turns with the server model (SplitFed V2) still compute and send at the same time, and the
+        # server's work is the same in any order: a round takes what it takes with the engine.
+        TrainerKind("turns", partial(_sequential, relayed=False), takes_turns=True),
+        TrainerKind("relay", partial(_sequential, relayed=True), relayed_time, averages=False, takes_turns=True),
+        TrainerKind("centralized", _pooled, centralized_time, averages=False, measured_round=_measured_pooled),
+    )
+}
+
+
+def trainer_kind(name: str) -> TrainerKind:
+    """Return the way to train of that name, as a run's record has it."""
+    if name not in TRAINERS:
+        raise unknown("trainer", name, tuple(TRAINERS), "Use a version of AdaptSFL that knows it")
+    return TRAINERS[name]

@@ -1,0 +1,231 @@
+"""Forward and backward passes of many devices: every one through its own layers, all together through the common ones.
+
+Devices come in chunks, each done with before the next begins, so memory does not grow with their number but for their
+own layers.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from adaptsfl import checks
+from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, slice_batch_norm, spread_batch_norm
+from adaptsfl.training.ranks import Ranks
+from adaptsfl.training.settings import Batch, Loss, Statistics
+from adaptsfl.training.stack import LayerStack, Slot, moved
+
+CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
+
+# From the layers of every device in a chunk, and its inputs, to all activations behind each other.
+ChunkForward = Callable[[Sequence[Sequence[nn.Module]], Sequence[Tensor]], Tensor]
+# Takes the devices of a chunk and, for each of their own layers, the gradients of all of them.
+OwnGradients = Callable[[Sequence[int], list[list[Tensor]]], None]
+
+
+def one_after_another(devices: Sequence[Sequence[nn.Module]], inputs: Sequence[Tensor]) -> Tensor:
+    """Run every device's own layers on its own inputs: on a CPU faster than batching the weights."""
+    outputs = []
+    for layers, given in zip(devices, inputs, strict=True):
+        x = given
+        for layer in layers:
+            x = layer(x)
+        outputs.append(x)
+    return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass of all devices is made of.
+
+    Attributes:
+        batches: by device, those of this rank.
+        shares: how much every device counts, also those of other ranks.
+        own: how many of the first layers have one copy per device.
+        ranks: the processes that run the other devices.
+    """
+
+    batches: dict[int, Batch]
+    shares: Sequence[float]
+    own: int
+    ranks: Ranks
+
+    @property
+    def scale(self) -> float:
+        """What the loss is divided by, so that the gradients of the heaviest device come out right: all, if equal."""
+        return max(self.shares)
+
+
+class Passes:
+    """Runs stacks of layers forward and backward.
+
+    Args:
+        device: where to compute.
+        chunk: devices that run together; by default as many as have about 160 samples. With pooled statistics in a
+            common batch-norm all devices run together, because each sample then depends on all.
+        chunk_forward: how a chunk runs through the client-specific layers.
+
+    Attributes:
+        sliced: the common layers' batch-norms that normalise every device's samples by themselves.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerStack],
+        loss: Loss,
+        statistics: Statistics,
+        device: torch.device,
+        *,
+        chunk: int | None = None,
+        chunk_forward: ChunkForward = one_after_another,
+    ) -> None:
+        self.layers, self.loss, self.statistics, self.device = layers, loss, statistics, device
+        self.chunk_forward = chunk_forward
+        self.chunk = None if chunk is None else checks.whole_number("chunk", chunk)
+        self.sliced: list[SlicedBatchNorm] = []
+        self._sharding = layers[0].sharding
+        self._boundary = -1  # own layers for which the modules below were made
+        self._own_slots: list[list[Slot]] = []  # for every device of a chunk, its own layers
+        self._common_slots: list[Slot] = []
+        self._slices = Slices()
+
+    def accumulate(self, work: Work, use_own: OwnGradients, factor: float = 1.0) -> tuple[list[Tensor], list[Tensor]]:
+        """Run all devices of this rank, chunk by chunk.
+
+        A device's own gradients are those of its own loss. The common layers' gradient is that of the sum of the
+        losses, each times the device's share over `work.scale`.
+
+        Args:
+            use_own: called after every chunk, before the next one begins.
+            factor: times which the common layers' gradient of every chunk is taken.
+
+        Returns:
+            The losses of every chunk's devices, and the gradient of the common layers, summed over chunks.
+        """
+        self._make_modules(work)
+        losses: list[Tensor] = []
+        total: list[Tensor] = []
+        for devices in self._chunks(work):
+            chunk_losses, common = self._run_chunk(devices, work, use_own)
+            losses.append(chunk_losses)
+            add_to(total, common if factor == 1 else [factor * tensor for tensor in common])
+        if not losses:  # all devices of this rank are absent
+            total = [zero for layer in self.layers[work.own :] for zero in layer.zeros()]
+        return losses, total
+
+    def _run_chunk(self, devices: Sequence[int], work: Work, use_own: OwnGradients) -> tuple[Tensor, Sequence[Tensor]]:
+        """Run one chunk; all that it holds in memory but the result is free when this returns."""
+        losses, own, common = self._chunk_gradients(devices, work)
+        use_own(devices, own)
+        return losses, common
+
+    def _chunks(self, work: Work) -> list[list[int]]:
+        devices = list(work.batches)
+        if self._pools(work.own):
+            return [devices]  # also of none: the other ranks need this one's part of the statistics
+        if not devices:
+            return []
+        samples = sum(len(x) for x, _ in work.batches.values())
+        size = self.chunk or max(1, round(CHUNK_SAMPLES * len(devices) / samples))
+        count = -(-len(devices) // size)  # chunks of nearly equal size
+        edges = [len(devices) * k // count for k in range(count + 1)]
+        return [devices[start:stop] for start, stop in pairwise(edges)]
+
+    def _pools(self, own: int) -> bool:
+        """Whether samples of the common layers depend on those of all devices."""
+        return self.statistics == "pooled" and any(layer.mixes_samples for layer in self.layers[own:])
+
+    def _make_modules(self, work: Work) -> None:
+        """Make modules for the common layers, if they changed, and point them at the weights."""
+        self._slices.ranks = work.ranks
+        if work.own != self._boundary:
+            self._boundary, self._own_slots = work.own, []
+            pieces = [deepcopy(layer.piece) for layer in self.layers[work.own :]]
+            slicing = self.statistics == "device"
+            self.sliced = [norm for piece in pieces if slicing for norm in slice_batch_norm(piece, self._slices)]
+            if self._sharding.ranks.size > 1 and not slicing:
+                for piece in pieces:
+                    spread_batch_norm(piece, self._slices)
+            self._common_slots = [Slot(piece) for piece in pieces]
+        for layer, slot in zip(self.layers[work.own :], self._common_slots, strict=True):
+            layer.point(slot)
+
+    def _point(self, devices: Sequence[int], own: int) -> list[list[Slot]]:
+        """Return modules for the devices of a chunk, each pointed at its device's copies."""
+        while len(self._own_slots) < len(devices):
+            self._own_slots.append([Slot(deepcopy(layer.piece)) for layer in self.layers[:own]])
+        slots = self._own_slots[: len(devices)]
+        for device, row in zip(devices, slots, strict=True):
+            for layer, slot in zip(self.layers[:own], row, strict=True):
+                layer.point(slot, device)
+        return slots
+
+    def _chunk_gradients(
+        self, devices: Sequence[int], work: Work
+    ) -> tuple[Tensor, list[list[Tensor]], Sequence[Tensor]]:
+        """Return the devices' losses, for every own layer all devices' gradients, and those of the common layers."""
+        if not devices:
+            return self._idle_gradients(work)
+        slots = self._point(devices, work.own)
+        inputs, targets = zip(*(work.batches[device] for device in devices), strict=True)
+        sizes = [len(x) for x in inputs]
+        self._slices.sizes, self._slices.weights = sizes, [work.shares[k] for k in devices]
+        modules = [[slot.run for slot in row] for row in slots]
+        outputs = self.chunk_forward(modules, [moved(x, self.device) for x in inputs])  # (samples of the chunk, …)
+        if self._pools(work.own):
+            self._shape_for_idle(work, outputs)
+        for slot in self._common_slots:
+            outputs = slot.run(outputs)
+        per_sample = self.loss(outputs, torch.cat([y.to(self.device, non_blocking=True) for y in targets]))
+        means = torch.stack([part.mean() for part in per_sample.split_with_sizes(sizes)])
+        relative = [work.shares[k] / work.scale for k in devices]
+        total = (means * means.new_tensor(relative)).sum()
+        # One backward pass for every device's own layers and the common ones.
+        wanted = [tensor for row in [*slots, self._common_slots] for slot in row for tensor in slot.trained]
+        gradients = iter(torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True))
+        own: list[list[Tensor]] = [[] for _ in range(work.own)]  # per layer, for all devices
+        for weight, row in zip(relative, slots, strict=True):
+            for collected, slot in zip(own, row, strict=True):
+                found = list(islice(gradients, len(slot.trained)))
+                collected.extend(found if weight == 1 else torch._foreach_div(found, weight))
+        return means.detach(), own, list(gradients)
+
+    def _shape_for_idle(self, work: Work, outputs: Tensor | None) -> tuple[tuple[int, ...], torch.dtype]:
+        """Tell ranks without a present device, if there are any, what the others put into the common layers."""
+        shape = None if outputs is None else (tuple(outputs.shape[1:]), outputs.dtype)
+        busy = [any(work.shares[device] for device in part) for part in self._sharding.parts]
+        if work.ranks.size > 1 and not all(busy):
+            shape = work.ranks.broadcast(shape, busy.index(True))
+        assert shape is not None
+        return shape
+
+    def _idle_gradients(self, work: Work) -> tuple[Tensor, list[list[Tensor]], Sequence[Tensor]]:
+        """Run one sample that does not count through the common layers, forward and backward.
+
+        Pooled statistics are an all-reduce in every batch-norm, in which a rank without a present device takes part.
+        """
+        shape, dtype = self._shape_for_idle(work, None)
+        wanted = [tensor for slot in self._common_slots for tensor in slot.trained]
+        x = torch.zeros(1, *shape, dtype=dtype, device=self.device)
+        behind = any(layer.trained for layer in self.layers[: work.own])  # then the others' backward passes go on to x
+        wanted += [x.requires_grad_()] if behind else []
+        self._slices.idle = True
+        try:
+            for slot in self._common_slots:
+                x = slot.run(x)
+            zero = torch.zeros_like(x)
+            found = torch.autograd.grad(x, wanted, zero, allow_unused=True, materialize_grads=True)
+        finally:
+            self._slices.idle = False
+        return torch.zeros(0), [[] for _ in range(work.own)], found[:-1] if behind else found
+
+
+def add_to(total: list[Tensor], more: Sequence[Tensor]) -> None:
+    """Add tensors to a running sum, which is empty at first."""
+    if total:
+        torch._foreach_add_(total, list(more))
+    else:
+        total.extend(more)
