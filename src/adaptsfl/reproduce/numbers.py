@@ -1,4 +1,4 @@
-"""What the figures and the claims are made of: runs by panel, policy and fleet, and the numbers that they come to.
+"""Runs by panel, policy and fleet, and the numbers that figures and claims read from them.
 
 "Converged" in the paper: test accuracy rises by less than 0.02 % over 5 rounds. Here: accuracy is the mean of five
 evaluations, it has converged where it first comes within 2 % of its own highest, and that highest is the converged

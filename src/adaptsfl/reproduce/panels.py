@@ -200,7 +200,7 @@ def longest_s(evidence: Evidence, study: Study) -> float:
 
 
 def converged(evidence: Evidence, panel: Panel) -> list[Converged]:
-    """Return what each policy came to."""
+    """Return the converged accuracy of each policy and the time to it."""
     return [
         Converged(
             policy,

@@ -110,7 +110,7 @@ def _picture(study: Study, figures: Path) -> str:
 
 
 def _files(study: Study, figures: Path, here: Path) -> Iterator[tuple[str, Path]]:
-    """Give what may lie beside the page: the picture, the numbers of every panel, the experiment behind it."""
+    """Give the files beside the page: the picture, the numbers of every panel, the experiment's own page."""
     yield "PNG", figures / f"{study.name}.png"
     yield "SVG", figures / f"{study.name}.svg"
     for panel in study.panels:
@@ -160,7 +160,7 @@ def _wall_s(runs: Sequence[Run]) -> float:
 
 
 def _machine() -> Mapping[str, str]:
-    """Return where the page is written, which is where the runs were made unless somebody copied them."""
+    """Return this machine; the runs were made on it, unless they were copied."""
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": str(os.cpu_count() or "unknown"),
