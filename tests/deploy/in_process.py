@@ -14,7 +14,7 @@ from torch import Tensor
 from adaptsfl.config import Recipe, load_recipe
 from adaptsfl.deploy.conductor import Conductor
 from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.edge import EdgeServer
+from adaptsfl.deploy.edge import EdgeService
 from adaptsfl.deploy.fed import FedServer
 from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen, load_credentials, open_channel
 from adaptsfl.deploy.parties import CONNECTIONS
@@ -47,7 +47,7 @@ class Deployment:
         self._to_fed = self.channel("edge", "fed")
         to_fed, say = Calls(self._to_fed, "Fed"), self.lines.append
         self.conductor = Conductor(self.recipe, self.folder / "edge", to_fed, say=say)
-        self.edge = EdgeServer(self.conductor)
+        self.edge = EdgeService(self.conductor)
         self.edge_address = await self._serve(self._servers[1], self.edge, "edge")
         self.run = asyncio.create_task(self.conductor.run())
 

@@ -14,11 +14,10 @@ from adaptsfl.config import load_recipe
 from adaptsfl.decisions import Decision
 from adaptsfl.deploy import fed as fed_module
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.averaging import Averaged
-from adaptsfl.deploy.block import OpenBlock
 from adaptsfl.deploy.fed import FedServer
 from adaptsfl.deploy.fed_client import LARGEST_DIVERGENCE, FedClient
 from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.protocol.events import Averaged
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import BadMessage
 from adaptsfl.runs.backend import Order
@@ -206,15 +205,15 @@ def test_a_deployment_has_the_simulators(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with deployed(tmp_path, None, *changes) as here:
-            averaging, losing = here.conductor.averaging, Losing(here.conductor.fed.calls)
+            averaging, losing = here.conductor.executor.averaging, Losing(here.conductor.fed.calls)
             averaging.measure_divergence, here.conductor.fed.calls = True, losing
-            unwatched = averaging.close
+            unwatched = averaging.average
 
-            async def watched(block: OpenBlock) -> Averaged:
-                found.append(await unwatched(block))
+            async def watched(*arguments: Any) -> Averaged:
+                found.append(await unwatched(*arguments))
                 return found[-1]
 
-            averaging.close = watched  # type: ignore[method-assign]
+            averaging.average = watched  # type: ignore[method-assign]
             devices = [here.device(f"device-{k}", probe_links=False) for k in range(1, 5)]
             await here.finish([asyncio.create_task(device.run()) for device in devices])
             assert len(losing.lost) == 3

@@ -347,7 +347,7 @@ def test_plans_are_made_beside_the_event_loop(tmp_path: Path) -> None:
             running = devices(here, 2)
             await here.until(lambda: len(SHOWN[0]) == 2)
             running.append(asyncio.create_task(here.device("device-3", probe_links=False).run()))
-            await here.until(lambda: here.conductor.roster.by_number[2].session is not None)
+            await here.until(lambda: here.conductor.protocol.devices[2].connection is not None)
             assert not here.run.done()
             for event in THINK:
                 event.set()

@@ -73,7 +73,7 @@ def test_who_may_not_take_part_is_told_why_and_ends(
             assert "device-2 calls itself 'device-1'" in said
             assert deployment.status("device-2").violations == 1
             assert deployment.status("device-1").violations == 0
-            assert not deployment.conductor.roster.here()
+            assert not deployment.conductor.protocol.here()
 
     asyncio.run(main())
 

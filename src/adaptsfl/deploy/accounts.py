@@ -1,14 +1,14 @@
 """The edge server's accounts: how long the phases of its rounds took, and what a block leaves in the record."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
 
 from adaptsfl import latency
-from adaptsfl.deploy.block import OpenBlock, Round
+from adaptsfl.deploy.ledger import Ledger
 from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.sessions import Member, Shapes
+from adaptsfl.deploy.sessions import Arrival, Shapes
 from adaptsfl.latency import EDGE_SERVER
 from adaptsfl.runs.backend import Learned, Scene, Trained
 
@@ -17,28 +17,30 @@ class Accounts:
     """Charges the time of blocks to phases.
 
     Args:
-        members: all devices, in the fleet's order.
+        names: of all devices, in the fleet's order.
     """
 
-    def __init__(self, members: Sequence[Member], shapes: Shapes, measured: MeasuredFleet) -> None:
-        self.members, self.shapes, self.measured = members, shapes, measured
+    def __init__(self, names: Sequence[str], shapes: Shapes, measured: MeasuredFleet) -> None:
+        self.names, self.shapes, self.measured = names, shapes, measured
 
     def note_round(
-        self, block: OpenBlock, current: Round, present: tuple[int, ...], loss: float, answered: float, turn_s: float
+        self, block: Ledger, number: int, arrivals: Mapping[int, Arrival], loss: float, answered: float, turn_s: float
     ) -> tuple[dict[str, float], float]:
         """Charge one round, as it was for the device whose activations came last; return its phases, and all of it.
 
         Args:
+            arrivals: of all devices that took part.
             answered: when its gradients were on their way.
             turn_s: the server's share of the time since the last activations came.
         """
+        present = tuple(sorted(arrivals))
         block.present.append(present)
         block.losses.append(loss)
-        block.told |= {k: current.arrivals[k].told for k in present}
-        block.bits += 2 * sum(8 * self.shapes.size(self.members[k].cut) for k in present)
-        last = max(present, key=lambda k: current.arrivals[k].came)
-        name, arrival, first = self.members[last].name, current.arrivals[last], current.number == block.first_round
-        before = {"b3": self._fetch_s(last)} if first else self._back_s(block, last)
+        block.headers |= {k: arrivals[k].told for k in present}
+        block.bits += 2 * sum(8 * self.shapes.size(block.cuts[k]) for k in present)
+        last = max(present, key=lambda k: arrivals[k].came)
+        name, arrival, first = self.names[last], arrivals[last], number == block.first_round
+        before = {"b3": self._fetch_s(block, last)} if first else self._back_s(block, last)
         phases = dict.fromkeys(("a1", "a2", "a3", "a4", "a5"), 0.0)
         phases |= block.clock.passed(arrival.came, name, a2=arrival.seconds, a1=arrival.told.forward_s, **before)
         phases |= block.clock.passed(answered, EDGE_SERVER, a3=turn_s)
@@ -46,13 +48,12 @@ class Accounts:
         self.measured.server_took([block.cuts[device] for device in present], phases["a3"])
         return phases, block.clock.answered(answered, first=first)
 
-    def note_deliveries(self, block: OpenBlock) -> None:
+    def note_deliveries(self, block: Ledger) -> None:
         """Charge the time since the last answer, as it was for the device that delivered last."""
         if block.delivered_last is not None:
             device, at, rate = block.delivered_last
-            member, back = self.members[device], self._back_s(block, device)
-            upload_s = self.layer_bits(member.cut) / rate if rate > 0 else 0.0
-            block.clock.passed(at, member.name, b1=upload_s, **back)
+            upload_s = self.layer_bits(block.cuts[device]) / rate if rate > 0 else 0.0
+            block.clock.passed(at, self.names[device], b1=upload_s, **self._back_s(block, device))
 
     def predicted(self, scene: Scene, cuts: Sequence[int]) -> dict[str, float]:
         """Return the seconds of every phase of one round, and of one averaging, as the latency model has them."""
@@ -61,21 +62,18 @@ class Accounts:
 
     def trained(
         self,
-        block: OpenBlock,
+        block: Ledger,
         began_s: float,
         ended_s: float,
-        evaluations: Sequence[tuple[int, float, float]],
-        divergence: Sequence[float],
     ) -> Trained:
-        """Return what a block gave, which began and ended so many seconds after the run did.
-
-        Evaluations are of the model with which it began.
-        """
+        """Return what a block gave, which began and ended so many seconds after the run did."""
+        assert block.averaged is not None
+        evaluations = () if block.evaluation is None else (block.evaluation,)
         took_part = {device for present in block.present for device in present}
-        everybody = all(len(present) == len(self.members) for present in block.present)
+        everybody = all(len(present) == len(self.names) for present in block.present)
         scene = block.scene
         return Trained(
-            Learned(tuple(block.losses), tuple(evaluations), tuple(divergence)),
+            Learned(tuple(block.losses), evaluations, block.averaged.divergence),
             cuts=tuple(cut if k in took_part else 0 for k, cut in enumerate(block.cuts)),
             time_s=ended_s,
             seconds=dict(block.clock.seconds),
@@ -84,7 +82,7 @@ class Accounts:
             predicted_s=block.predicted_s,
             evaluations=tuple((t, began_s, accuracy, loss) for t, accuracy, loss in evaluations),
             present=None if everybody else tuple(block.present),
-            reestimated=bool(evaluations) and block.estimation is not None,
+            reestimated=bool(evaluations) and block.estimated,
             estimates={"predicted": block.predicted, "measured": block.clock.data()},
             restart={
                 "server": asdict(scene.fleet.server),
@@ -98,14 +96,14 @@ class Accounts:
         """Return the bits of the layers that a device with this cut takes to the fed server."""
         return float(self.measured.nominal.client_model_bits[cut - 1])
 
-    def _back_s(self, block: OpenBlock, device: int) -> dict[str, float]:
+    def _back_s(self, block: Ledger, device: int) -> dict[str, float]:
         """Return the seconds of a device's last download and backward pass, as it told them."""
-        told = block.told.get(device)
+        told = block.headers.get(device)
         if told is None:
             return {}
-        bits = 8 * self.shapes.size(self.members[device].cut)
+        bits = 8 * self.shapes.size(block.cuts[device])
         return {"a4": bits / told.downlink if told.downlink > 0 else 0.0, "a5": told.backward_s}
 
-    def _fetch_s(self, device: int) -> float:
+    def _fetch_s(self, block: Ledger, device: int) -> float:
         """Return the seconds of a device's last fetching of layers, as far as is known."""
-        return self.layer_bits(self.members[device].cut) / self.measured.devices[device]["fed_downlink_bps"].rate
+        return self.layer_bits(block.cuts[device]) / self.measured.devices[device]["fed_downlink_bps"].rate

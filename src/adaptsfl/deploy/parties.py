@@ -13,7 +13,7 @@ import grpc
 from adaptsfl.config import Recipe
 from adaptsfl.deploy.conductor import Conductor
 from adaptsfl.deploy.device import PATIENCE_S, DeviceParty
-from adaptsfl.deploy.edge import EdgeServer
+from adaptsfl.deploy.edge import EdgeService
 from adaptsfl.deploy.fed import FedServer
 from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen, open_channel
 from adaptsfl.deploy.service import OPTIONS, Calls, Service
@@ -76,7 +76,7 @@ async def serve_edge(
                 status = serve_status(conductor.board, port=status_port)
                 say(f"status on http://127.0.0.1:{status.port}")
             try:
-                async with _serving(EdgeServer(conductor), address, credentials, say):
+                async with _serving(EdgeService(conductor), address, credentials, say):
                     return await conductor.run()
             finally:
                 conductor.shut_down()

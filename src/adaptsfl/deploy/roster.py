@@ -1,14 +1,15 @@
-"""The devices of a run as the edge server knows them: who is here, whether they are enough, what people see of them."""
+"""The devices of a run as people see them, how much each counts, and waiting until something changes."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from adaptsfl.deploy.protocol import EdgeProtocol
+from adaptsfl.deploy.protocol.state import DeviceState
 from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.service import NotNow
 from adaptsfl.deploy.sessions import Member
 from adaptsfl.deploy.status import Board, State
 
@@ -17,8 +18,6 @@ class Roster:
     """All devices of the fleet.
 
     Args:
-        names: of all devices, in the fleet's order.
-        quorum: how many are enough to go on.
         by_size: whether a device counts by its samples in all means, or as much as any other.
         measured: what is known of their resources.
         board: what people see while the run goes on.
@@ -31,32 +30,28 @@ class Roster:
 
     def __init__(
         self,
-        names: Sequence[str],
-        quorum: int,
+        protocol: EdgeProtocol,
         *,
         by_size: bool,
         measured: MeasuredFleet,
         board: Board,
         say: Callable[[str], None],
     ) -> None:
-        self.members = {name: Member(k, name) for k, name in enumerate(names)}
-        self.by_number = list(self.members.values())
-        self.quorum, self.by_size, self.measured, self.board, self.say = quorum, by_size, measured, board, say
+        self.protocol, self.by_size, self.measured, self.board, self.say = protocol, by_size, measured, board, say
+        self.by_number = [Member(device.number, device.name) for device in protocol.devices]
+        self.members = {member.name: member for member in self.by_number}
         self._changed = asyncio.Event()
         self._error: Exception | None = None
-        self.tell_of(*self.by_number)
-
-    def here(self) -> list[Member]:
-        """Return the devices that are connected and ready, in the order of the fleet."""
-        return [member for member in self.by_number if member.session is not None and not member.session.closed]
+        self.show(range(len(self.by_number)))
 
     async def enough(self, patience_s: float = math.inf) -> bool:
         """Wait until enough devices are here; return whether they are after so many seconds."""
         deadline = time.monotonic() + patience_s
-        while len(self.here()) < self.quorum:
+        while not self.protocol.enough():
             if time.monotonic() >= deadline:
                 return False
-            self.wait_for(f"devices: {len(self.here())} of {self.quorum} that are needed")
+            here, quorum = len(self.protocol.here()), self.protocol.rules.quorum
+            self.wait_for(f"devices: {here} of {quorum} that are needed")
             await self.change(deadline - time.monotonic())
         return True
 
@@ -86,35 +81,33 @@ class Roster:
 
     def weight(self, device: int) -> float:
         """Return how much a device counts."""
-        return float(self.by_number[device].samples) if self.by_size else 1.0
+        return float(self.protocol.devices[device].samples) if self.by_size else 1.0
 
     def shares(self, present: Sequence[int]) -> list[float]:
         """Return how much each of these devices counts, of one."""
         weights = [self.weight(device) for device in present]
         return [weight / sum(weights) for weight in weights]
 
-    def send_away(self, member: Member) -> None:
-        """End the connection of a device that is shut out, whichever of its calls was the last straw."""
-        if member.quarantined and member.session is not None:
-            member.session.close(NotNow(f"{member.name} is shut out: {member.last_error}"))
-        self.tell_of(member)
+    def weights(self, devices: Iterable[int]) -> dict[str, float]:
+        """Return how much each of these devices counts, by name."""
+        return {self.by_number[device].name: self.weight(device) for device in sorted(devices)}
 
-    def tell_of(self, *members: Member) -> None:
+    def show(self, devices: Iterable[int]) -> None:
         """Let people see how devices are."""
-        self.board.update_devices({member.name: self._told(member) for member in members})
+        self.board.update_devices({self.by_number[device].name: self._shown(device) for device in devices})
 
-    def _told(self, member: Member) -> dict[str, Any]:
-        known = self.measured.devices.get(member.number)
+    def _shown(self, number: int) -> dict[str, Any]:
+        device, member, known = self.protocol.devices[number], self.by_number[number], self.measured.devices.get(number)
         rates = {} if known is None else {name: known[name].rate for name in ("uplink_bps", "downlink_bps")}
         return {
-            "state": _state(member),
-            "cut": member.cut or None,
-            "round": member.last_round,
-            "rounds": member.rounds,
+            "state": _state(device),
+            "cut": device.cut or None,
+            "round": device.last_round,
+            "rounds": device.rounds,
             "forward_s": member.forward_s,
             "backward_s": member.backward_s,
-            "violations": member.violations,
-            "last_error": member.last_error,
+            "violations": device.violations,
+            "last_error": device.last_error,
             **rates,
         }
 
@@ -126,12 +119,12 @@ class Roster:
                 self.say(f"waiting for {what}")
 
 
-def _state(member: Member) -> State:
+def _state(device: DeviceState) -> State:
     """Return how a device is, in a word; it trains once it has the layers of a block."""
-    if member.quarantined:
+    if device.quarantined:
         return "quarantined"
-    if member.session is None:
+    if device.connection is None:
         return "away"
-    if member.late:
+    if device.late:
         return "late"
-    return "training" if member.attempt else "waiting"
+    return "training" if device.attempt else "waiting"

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.identity import Party, caller, require
+from adaptsfl.deploy.protocol.state import MOST_VIOLATIONS, STRIKES
 from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Meter, parser, serializer
 from adaptsfl.errors import BadMessage, NotWritten
 
@@ -37,8 +38,6 @@ METHODS: dict[str, dict[str, tuple[bool, bool, Any, Any]]] = {
 OPTIONS = (("grpc.max_receive_message_length", LARGEST_MESSAGE), ("grpc.max_send_message_length", LARGEST_MESSAGE))
 ECHO_BYTES, ECHO_CHUNKS = 2**22, 64  # the most that one measurement of a link may send
 ECHOES_PER_MINUTE = 12  # of one device
-# Violations after which a device is shut out: in a row, and in all.
-STRIKES, MOST_VIOLATIONS = 3, 20
 MOST_CALLS = 8  # of one device at a time; those of a connection that broke may linger
 
 

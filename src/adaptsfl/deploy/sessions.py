@@ -5,17 +5,16 @@ the connection with a reason.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.resources import LONGEST_S
-from adaptsfl.deploy.service import MOST_VIOLATIONS, STRIKES, Pace
+from adaptsfl.deploy.service import Pace
 from adaptsfl.deploy.tensors import check_header, size_of, unpack
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
@@ -27,70 +26,29 @@ HELLO_S = 60.0  # after which a connection is ended on which nobody has said who
 MOST_SAMPLES = 10**9
 MOST_TEST_BATCHES = 2**20
 MOST_UNREAD, MOST_UNREAD_TENSORS = 64, 4  # messages that a device may leave unread, and gradients among them
-MOST_IDLE = 10_000  # messages in a row that lead to nothing; a device that is late may send all of its test samples
-
-Answer = tuple[wire.Gradients, memoryview]
 
 
 @dataclass
 class Member:
-    """A device of the fleet, connected or not.
+    """What the edge server measures and keeps of a device; where it stands in the protocol is `DeviceState`.
 
     Attributes:
-        samples: that it trains on; 0 until it has joined once.
-        attempt: the block in which both sides hold layers of this device; 0 if none.
-        cut: in that block.
-        answered: the last round that was trained with it, and what it was answered, in case it asks again.
+        answer: the gradients of the last round that was trained with it, in case it asks again.
         answered_bits: of the gradients that it was sent last, which may have been of another cut than its next ones.
-        strikes: violations in a row; `violations` is all of them.
-        session: its connection, once it is ready; `newest` also before, and while it takes leave.
-        gave_up: it said that it cannot go on.
-        told: it knows that the run is over.
-        undelivered: how often in a row its layers did not get to the fed server.
         forward_s, backward_s: of its layers, as it told them last.
         sent_bytes, received_bytes: tensors to and from it, since the server was started.
-        late: whether the last round went on without it; nobody waits for it until it sends again.
+        joins: how often it may connect.
     """
 
     number: int
     name: str
-    session: "Session | None" = None
-    newest: "Session | None" = None
-    samples: int = 0
-    attempt: int = 0
-    cut: int = 0
-    answered: tuple[int, Answer] | None = None
+    answer: tuple[wire.Gradients, memoryview] | None = None
     answered_bits: int = 0
-    strikes: int = 0
-    violations: int = 0
-    undelivered: int = 0
-    late: bool = False
-    quarantined: bool = False
-    gave_up: bool = False
-    told: bool = False
-    last_round: int = 0
-    rounds: int = 0
     forward_s: float | None = None
     backward_s: float | None = None
     sent_bytes: int = 0
     received_bytes: int = 0
-    last_error: str = ""
     joins: Pace = field(default_factory=lambda: Pace(JOINS_PER_MINUTE))
-
-    def violated(self, reason: str) -> None:
-        """Count a violation."""
-        self.violations += 1
-        self.strikes += 1
-        self.last_error = printable(reason)
-        if self.strikes >= STRIKES or self.violations >= MOST_VIOLATIONS:
-            self.quarantined = True
-
-    def failed_to_deliver(self) -> None:
-        """Count a block whose end was held up for layers that did not come."""
-        self.undelivered += 1
-        if self.undelivered >= STRIKES:
-            self.last_error = f"its layers did not get to the fed server {STRIKES} times in a row"
-            self.quarantined = True
 
 
 @dataclass(frozen=True)
@@ -160,14 +118,23 @@ class Arrival:
 
 
 class Session:
-    """One connection of a device: messages out, in order, and activations in."""
+    """One connection of a device: messages out, in order, and activations in.
 
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.planned = 0  # the attempt of the block whose plan was sent last over this connection
-        self.stopped = False  # whether it was told that the run is over
+    Args:
+        number: by which the protocol knows it.
+        closing: called with its number once this side is ending it.
+
+    Attributes:
+        arrival: the activations that came last, until the protocol has said what becomes of them.
+        work: what is computed with them; no more is read before it is done.
+    """
+
+    def __init__(self, member: Member, number: int = 0, closing: Callable[[int], None] = lambda _number: None) -> None:
+        self.member, self.number, self._closing = member, number, closing
+        self.arrival: Arrival | None = None
+        self.work: asyncio.Task[None] | None = None
         self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue()
-        self._unread_tensors = self._idle = 0
+        self._unread_tensors = 0
         self._closed = False
         self._error: BaseException | None = None
 
@@ -187,23 +154,10 @@ class Session:
             self._error = self._error or error
             while not self._queue.empty():
                 self._queue.get_nowait()
-        self._closed = True
         self._queue.put_nowait(None)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was ended from here; the device may not have heard of it yet."""
-        return self._closed
-
-    def idle(self) -> None:
-        """Take note of a message that leads to nothing: some do where devices are late, endless ones do not."""
-        self._idle += 1
-        if self._idle > MOST_IDLE:
-            raise BadMessage(f"{MOST_IDLE} messages came that lead to nothing")
-
-    def useful(self) -> None:
-        """Take note of one that leads to something."""
-        self._idle = 0
+        if not self._closed:
+            self._closed = True
+            self._closing(self.number)
 
     async def messages(self) -> AsyncIterator[wire.ToDevice | Chunk]:
         """Yield what is to be sent until the connection is closed; raise what it was closed with."""
@@ -232,7 +186,6 @@ class Session:
 
     async def discard(self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
         """Read past tensors that come too late, as long as they could have been right once."""
-        self.idle()
         for header in (told.labels, told.tensor):
             if header.dtype not in ("int64", shapes.wire_dtype):
                 raise BadMessage(f"a tensor of {header.dtype[:20]!r} came")
