@@ -1,4 +1,4 @@
-"""The edge server's protocol among models of devices and of the fed server: whatever takes time ends when a test says so.
+"""The edge server's protocol among models of devices and of the fed server; work ends when a test says so.
 
 What is checked here on every step is what no order of events may break:
 
@@ -91,6 +91,7 @@ class World:
         self.arrived: dict[int, tuple[int, int]] = {}  # by device: life and round of its activations here
         self.open: dict[int, int] = {}  # connections, and whose they are
         self.planned: dict[int, int] = {}  # by connection: the attempt whose plan was sent last
+        self.liars: set[int] = set()  # devices that say what is not true
         self.connections = 0
         self.attempts = 0
         self.rounds = 0
@@ -264,7 +265,7 @@ class World:
         self.pending.remove(action)
         return action
 
-    def _outcome(self, action: actions.Action) -> events.Event:
+    def _outcome(self, action: actions.Action) -> events.Event:  # noqa: PLR0911
         match action:
             case actions.GiveLayers():
                 return events.LayersGiven(action.attempt, action.device)
@@ -365,11 +366,21 @@ class World:
                 lives = self.trained[block.attempt, action.round]
                 assert lives.get(action.device) == self.life[action.device], "gradients of layers that were lost"
                 assert self.planned.get(action.connection) == block.attempt, "gradients before a plan"
+            case actions.SendSkip():
+                self._check_skip(action)
             case actions.SendDeliver():
                 assert self.planned.get(action.connection) == action.attempt, "asked to deliver before a plan"
             case actions.DeliverOwn():
                 same = [a for a in self.pending if isinstance(a, actions.DeliverOwn)]
                 assert all((a.attempt, a.device) != (action.attempt, action.device) for a in same), "delivered at once"
+
+    def _check_skip(self, action: actions.SendSkip) -> None:
+        """Nobody is told to go on without the gradients of a round that was trained with its layers."""
+        device, block = self.devices[self.open[action.connection]], self.protocol.block
+        if block is not None and device.pending > device.learned and device.number not in self.liars:
+            lives = self.trained.get((block.attempt, device.pending), {})
+            trained_with = device.held == block.attempt and lives.get(device.number) == device.life
+            assert not trained_with or device.life != self.life[device.number], "gradients were lost"
 
     def _check_average(self, action: actions.Average) -> None:
         """What is averaged was delivered by both sides, and nothing that was delivered in time is left out."""

@@ -1,7 +1,7 @@
 """The edge server's rules, event by event: races, faults and hostile orders in microseconds.
 
-The same happens to real servers and devices in test_races.py, test_faults.py, test_bad_luck.py and test_hostile.py; here
-every order can be had on purpose, and hypothesis looks for those that nobody thought of.
+The same happens to real servers and devices in test_races.py, test_faults.py, test_bad_luck.py and test_hostile.py;
+here every order can be had on purpose, and hypothesis looks for those that nobody thought of.
 """
 
 from typing import Any
@@ -652,6 +652,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(HOSTILE + 1, quorum=2)
+        self.world.liars = {HOSTILE}
         self.blocks = 0
 
     @property

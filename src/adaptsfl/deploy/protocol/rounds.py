@@ -203,8 +203,8 @@ def round_trained(state: State, event: on.RoundTrained, now: float) -> None:
     end_evaluation(state, block)
     if event.round < block.last_round:
         block.round = Round(event.round + 1, now + state.rules.round_deadline_s)
-        for connection in sorted(current.early):
-            _skip(state, connection, event.round + 1)
+        for early in sorted(current.early):
+            _skip(state, early, event.round + 1)
     else:
         block.round = None
         delivery.begin(state, block, now)
@@ -217,8 +217,8 @@ def round_rejected(state: State, event: on.RoundRejected, now: float) -> None:
         return
     _, current = found
     current.arrived -= {*event.devices, *current.lost}
-    for connection in sorted(current.early):
-        _skip(state, connection, current.number)
+    for early in sorted(current.early):
+        _skip(state, early, current.number)
     current.training, current.lost, current.awaited, current.early = False, set(), set(), set()
     current.deadline = now + state.rules.round_deadline_s
     _reject(state, event.devices)
