@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from adaptsfl.deploy.up import Fleet, free_port
+from adaptsfl.deploy.parties.local_fleet import Fleet, free_port
 from adaptsfl.models import build, split
 from adaptsfl.training.timing import time_layers
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import warm
-from adaptsfl.deploy.up import Fleet
+from adaptsfl.deploy.parties.local_fleet import Fleet
 
 PATIENCE_S = 600.0  # only turns a hang into a failure, however busy the machine is
 HERE = Path(__file__).parent

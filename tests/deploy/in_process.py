@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adaptsfl.config import Recipe, load_recipe
-from adaptsfl.deploy.conductor import Conductor
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.edge import EdgeService
-from adaptsfl.deploy.fed import FedServer
-from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen, load_credentials, open_channel
-from adaptsfl.deploy.parties import CONNECTIONS
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.edge.conductor import Conductor
+from adaptsfl.deploy.parties.edge.service import EdgeService
+from adaptsfl.deploy.parties.fed.server import FedServer
+from adaptsfl.deploy.parties.processes import CONNECTIONS
+from adaptsfl.deploy.security.identity import SERVER_OPTIONS, Credentials, Party, listen, load_credentials, open_channel
 from adaptsfl.deploy.service import OPTIONS, Calls, Service
 from adaptsfl.deploy.terms import Terms
 from deploy.deployed import PATIENCE_S

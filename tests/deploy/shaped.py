@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptsfl.deploy.up import Fleet, Say
+from adaptsfl.deploy.parties.local_fleet import Fleet, Say
 
 BURST = "5kb"  # what passes at once after a pause: little beside what a round sends
 QUEUE = "300ms"

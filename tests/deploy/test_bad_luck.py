@@ -13,16 +13,16 @@ import torch
 
 from adaptsfl.config import load_recipe
 from adaptsfl.costs import CutCosts
-from adaptsfl.deploy import conductor as conducting
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
-from adaptsfl.deploy.identity import Party
 from adaptsfl.deploy.layers_file import LayerStates, Template
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.parties.edge.model import EdgeModel, Spoilt
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.protocol import EdgeProtocol, events
 from adaptsfl.deploy.protocol.actions import EvaluateBatch
 from adaptsfl.deploy.protocol.state import Rules
-from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.security.identity import Party
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import Refused, TrainingDiverged
 from adaptsfl.runs.folder import read_run

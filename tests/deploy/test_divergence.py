@@ -12,11 +12,11 @@ import torch
 
 from adaptsfl.config import load_recipe
 from adaptsfl.decisions import Decision
-from adaptsfl.deploy import fed as fed_module
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.fed import FedServer
-from adaptsfl.deploy.fed_client import LARGEST_DIVERGENCE, FedClient
 from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.parties.fed import server as fed_module
+from adaptsfl.deploy.parties.fed.client import LARGEST_DIVERGENCE, FedClient
+from adaptsfl.deploy.parties.fed.server import FedServer
 from adaptsfl.deploy.protocol.events import Averaged
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import BadMessage

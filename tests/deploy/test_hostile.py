@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from adaptsfl.costs import CutCosts
-from adaptsfl.deploy import conductor as conducting
-from adaptsfl.deploy import service, sessions
+from adaptsfl.deploy import service
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.certs import make_certificates
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.parties.edge import sessions
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.sessions import Member, Session
 from adaptsfl.deploy.protocol import state as protocol_state
-from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.security.certs import make_certificates
 from adaptsfl.deploy.service import STRIKES
-from adaptsfl.deploy.sessions import Member, Session
 from adaptsfl.deploy.terms import PROTOCOL
 from adaptsfl.errors import BadMessage, Refused, TrainingDiverged
 from adaptsfl.latency import phase_times

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from adaptsfl.config import load_recipe
-from adaptsfl.deploy import conductor as conducting
-from adaptsfl.deploy.journal import Journal, Progress
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.parties.edge.journal import Journal, Progress
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
@@ -357,7 +357,7 @@ def test_plans_are_made_beside_the_event_loop(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_stopped_does_not_wait_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptsfl.deploy.backend.ENDING_S", 1e6)  # it would wait for ever
+    monkeypatch.setattr("adaptsfl.deploy.parties.edge.backend.ENDING_S", 1e6)  # it would wait for ever
     THINK.extend(threading.Event() for _ in range(20))
 
     async def scenario() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from adaptsfl.deploy.protocol import actions, events
-from adaptsfl.deploy.protocol.state import MOST_USELESS, MOST_VIOLATIONS, STRIKES
+from adaptsfl.deploy.security.limits import MOST_USELESS, MOST_VIOLATIONS, STRIKES
 from deploy.protocol_world import Device, World
 
 

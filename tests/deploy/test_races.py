@@ -13,19 +13,19 @@ import pytest
 import torch
 
 from adaptsfl.config import load_recipe
-from adaptsfl.deploy.conductor import Conductor
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.edge import EdgeService
-from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
-from adaptsfl.deploy.fed import FedServer
-from adaptsfl.deploy.identity import SERVER_OPTIONS, Party, listen, open_channel
 from adaptsfl.deploy.layers_file import Template
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.edge.conductor import Conductor
+from adaptsfl.deploy.parties.edge.model import EdgeModel, Spoilt
+from adaptsfl.deploy.parties.edge.service import EdgeService
+from adaptsfl.deploy.parties.edge.sessions import Arrival, Session
+from adaptsfl.deploy.parties.fed.server import FedServer
+from adaptsfl.deploy.parties.local_fleet import free_port
 from adaptsfl.deploy.protocol import rounds
 from adaptsfl.deploy.protocol.state import BlockState, State
+from adaptsfl.deploy.security.identity import SERVER_OPTIONS, Party, listen, open_channel
 from adaptsfl.deploy.service import Calls, NotNow, Service
-from adaptsfl.deploy.sessions import Arrival, Session
 from adaptsfl.deploy.terms import Terms
-from adaptsfl.deploy.up import free_port
 from adaptsfl.errors import InvalidInput
 from adaptsfl.files import held
 from deploy.deployed import HERE, PATIENCE_S, RECIPE

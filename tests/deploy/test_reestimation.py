@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from adaptsfl.config import load_recipe
-from adaptsfl.deploy import conductor as conducting
 from adaptsfl.deploy import moments_file
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.device_data import load_device_data
-from adaptsfl.deploy.identity import Party
 from adaptsfl.deploy.moments_file import MomentsTemplate
+from adaptsfl.deploy.parties.device.data import load_device_data
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.security.identity import Party
 from adaptsfl.deploy.service import NotNow
 from adaptsfl.deploy.wire_pb2 import Layers, LayersPart
 from adaptsfl.errors import BadMessage

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import warm
-from adaptsfl.deploy import certs as making
-from adaptsfl.deploy.certs import make_certificates
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.identity import Credentials, Party
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.security import certs as making
+from adaptsfl.deploy.security.certs import make_certificates
+from adaptsfl.deploy.security.identity import Credentials, Party
 from adaptsfl.errors import Refused
 from deploy.in_process import PATIENCE_S, Deployment, deployed
 

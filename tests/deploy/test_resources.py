@@ -9,9 +9,9 @@ import torch
 
 from adaptsfl import latency
 from adaptsfl.costs import CutCosts
-from adaptsfl.deploy.clock import ALL, BlockClock
 from adaptsfl.deploy.layers_file import to_bytes, without_optimizer
-from adaptsfl.deploy.resources import FASTEST, TRAVELLING, WHOLE_BITS, MeasuredFleet, Moving
+from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
+from adaptsfl.deploy.parties.edge.resources import FASTEST, TRAVELLING, WHOLE_BITS, MeasuredFleet, Moving
 from adaptsfl.deploy.wire_pb2 import Rates, Ready
 from adaptsfl.errors import BadMessage
 from adaptsfl.models import build, profile, split

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from adaptsfl.costs import CutCosts
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.roster import Roster
 from adaptsfl.deploy.protocol import EdgeProtocol, events
 from adaptsfl.deploy.protocol.state import Rules
-from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.roster import Roster
-from adaptsfl.deploy.status import Board, Status
+from adaptsfl.deploy.status.board import Board, Status
 from adaptsfl.training.settings import OptimizerSettings
 
 COSTS = CutCosts(*([1e6, 2e6],) * 2, *([1e5, 1e4],) * 2, [1e5, 2e5])

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from adaptsfl.deploy import fed as fed_module
 from adaptsfl.deploy import service
-from adaptsfl.deploy.device import DeviceParty
 from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.fed import server as fed_module
 from adaptsfl.deploy.transfer import chunks
 from deploy.in_process import Deployment, deployed
 

@@ -6,9 +6,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from adaptsfl.deploy import conductor as conducting
-from adaptsfl.deploy import executor as executing
-from adaptsfl.deploy import parties
+from adaptsfl.deploy.parties import processes
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.parties.edge import executor as executing
 from deploy.deployed import PATIENCE_S
 
 LONG_S = 1e6  # longer than any deadline
@@ -33,5 +33,5 @@ def by_signal() -> None:
     told = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0], **clock)
     conducting.time = executing.time = told  # type: ignore[assignment]
     conducting.FAREWELL_S = PATIENCE_S
-    parties.Conductor = Told  # type: ignore[misc]
+    processes.Conductor = Told  # type: ignore[misc]
     signal.signal(signal.SIGUSR1, pass_now)

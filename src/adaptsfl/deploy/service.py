@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -12,8 +11,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.identity import Party, caller, require
-from adaptsfl.deploy.protocol.state import MOST_VIOLATIONS, STRIKES
+from adaptsfl.deploy.security.identity import Party, caller, require
+from adaptsfl.deploy.security.limits import MOST_VIOLATIONS, STRIKES, Pace
 from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Meter, parser, serializer
 from adaptsfl.errors import BadMessage, NotWritten
 
@@ -51,24 +50,6 @@ class TooMuch(Exception):
 
 class ShutOut(Exception):
     """A call of a device that has broken the protocol too often."""
-
-
-class Pace:
-    """At most so many times a minute."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._times: deque[float] = deque()
-
-    def allows(self) -> bool:
-        """Whether it may be once more, which then counts."""
-        now = time.monotonic()
-        while self._times and now - self._times[0] > 60:
-            self._times.popleft()
-        if len(self._times) >= self._most:
-            return False
-        self._times.append(now)
-        return True
 
 
 class Service:

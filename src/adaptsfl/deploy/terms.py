@@ -15,7 +15,7 @@ from torch import Tensor
 from adaptsfl import checks
 from adaptsfl.checks import printable, short
 from adaptsfl.config import DataConfig, Recipe, RunConfig
-from adaptsfl.deploy.certs import is_device_name
+from adaptsfl.deploy.security.certs import is_device_name
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
 from adaptsfl.loading import classes_of, split_model
 from adaptsfl.models import SplitModel

@@ -7,10 +7,7 @@ from typing import Literal
 
 from adaptsfl.checks import printable
 from adaptsfl.deploy.protocol.actions import Action, Close, Diverged
-
-# Violations after which a device is shut out: in a row, and in all.
-STRIKES, MOST_VIOLATIONS = 3, 20
-MOST_USELESS = 10_000  # messages in a row that lead to nothing; a device that is late may send all of its test samples
+from adaptsfl.deploy.security.limits import MOST_USELESS, MOST_VIOLATIONS, STRIKES
 
 Admission = Literal["", "reopening", "giving"]
 Phase = Literal["estimating", "merging", "training", "testing", "delivering", "averaging"]

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.device_data import DeviceData, load_device_data
-from adaptsfl.deploy.fed_client import PASSING, FedClient
-from adaptsfl.deploy.identity import Credentials, Party, open_channel
 from adaptsfl.deploy.layers_file import Template
 from adaptsfl.deploy.moments_file import plausible
-from adaptsfl.deploy.probe import LinkRates, measure_link
+from adaptsfl.deploy.parties.device.data import DeviceData, load_device_data
+from adaptsfl.deploy.parties.fed.client import PASSING, FedClient
+from adaptsfl.deploy.parties.probe import LinkRates, measure_link
+from adaptsfl.deploy.security.identity import Credentials, Party, open_channel
 from adaptsfl.deploy.service import OPTIONS, Calls
 from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
 from adaptsfl.deploy.terms import PROTOCOL, Terms

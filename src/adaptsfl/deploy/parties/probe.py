@@ -6,7 +6,7 @@ from typing import Literal
 
 import grpc
 
-from adaptsfl.deploy.identity import Credentials, Party, open_channel
+from adaptsfl.deploy.security.identity import Credentials, Party, open_channel
 from adaptsfl.deploy.service import ECHO_BYTES, OPTIONS, Calls
 from adaptsfl.deploy.transfer import CHUNK_BYTES, Incoming
 from adaptsfl.deploy.wire_pb2 import Echo

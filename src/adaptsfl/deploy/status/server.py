@@ -23,12 +23,12 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from adaptsfl.deploy.status import Board, Status, status_data
-from adaptsfl.deploy.status_metrics import metrics_text
+from adaptsfl.deploy.status.board import Board, Status, status_data
+from adaptsfl.deploy.status.metrics import metrics_text
 from adaptsfl.errors import InvalidInput
 from adaptsfl.report.markup import asset, embedded, filled, security
 
-ROOM = "adaptsfl.deploy"
+ROOM = "adaptsfl.deploy.status"
 SILENCE_S = 5.0  # of a client, until nobody listens to it any more
 PATIENCE_S = 15.0  # with any client, from its first letter to its last
 LOOK_UP_S = 0.1  # how often the server looks whether it should stop, or somebody stays too long

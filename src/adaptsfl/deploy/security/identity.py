@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from adaptsfl.checks import short
-from adaptsfl.deploy.certs import SCHEME, SERVERS, is_device_name, server_host
+from adaptsfl.deploy.security.certs import SCHEME, SERVERS, is_device_name, server_host
 from adaptsfl.errors import InvalidInput
 
 Role = Literal["device", "edge", "fed"]

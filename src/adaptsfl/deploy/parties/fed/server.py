@@ -19,10 +19,10 @@ from torch import Tensor
 
 from adaptsfl.checks import printable
 from adaptsfl.deploy import moments_file
-from adaptsfl.deploy.fed_client import LARGEST_DIVERGENCE
-from adaptsfl.deploy.identity import Party, require
 from adaptsfl.deploy.layers_file import LayerState, LayerStates, Template, by_layer, named, to_bytes
 from adaptsfl.deploy.moments_file import MomentsTemplate, NormMoments
+from adaptsfl.deploy.parties.fed.client import LARGEST_DIVERGENCE
+from adaptsfl.deploy.security.identity import Party, require
 from adaptsfl.deploy.service import NotNow, Service
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks

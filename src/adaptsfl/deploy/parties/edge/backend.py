@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from adaptsfl.decisions import Decision
-from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import RATES, Fleet, Server

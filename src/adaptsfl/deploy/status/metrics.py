@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from adaptsfl.deploy.status import Board, DeviceStatus, State, Status
+from adaptsfl.deploy.status.board import Board, DeviceStatus, State, Status
 
 Rows = Iterable[tuple[tuple[str, ...], float | None]]  # the values of the labels, and the metric's; None is left out
 

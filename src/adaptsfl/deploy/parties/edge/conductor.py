@@ -15,24 +15,24 @@ from torch import Tensor
 from adaptsfl.config import Recipe
 from adaptsfl.decisions import Decision
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.accounts import Accounts
-from adaptsfl.deploy.backend import DeployedBackend, deployed_policy
-from adaptsfl.deploy.clock import ALL, BlockClock
-from adaptsfl.deploy.edge_model import EdgeModel
-from adaptsfl.deploy.executor import Executor
-from adaptsfl.deploy.fed_client import OTHER_FOLDERS, PatientFed
-from adaptsfl.deploy.journal import Journal, Progress
 from adaptsfl.deploy.layers_file import LayerStates, Template
-from adaptsfl.deploy.ledger import Ledger
-from adaptsfl.deploy.probe import measure_link
+from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.backend import DeployedBackend, deployed_policy
+from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
+from adaptsfl.deploy.parties.edge.executor import Executor
+from adaptsfl.deploy.parties.edge.journal import Journal, Progress
+from adaptsfl.deploy.parties.edge.ledger import Ledger
+from adaptsfl.deploy.parties.edge.model import EdgeModel
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.roster import Roster
+from adaptsfl.deploy.parties.edge.sessions import Shapes
+from adaptsfl.deploy.parties.fed.client import OTHER_FOLDERS, PatientFed
+from adaptsfl.deploy.parties.probe import measure_link
 from adaptsfl.deploy.protocol import EdgeProtocol
 from adaptsfl.deploy.protocol.events import BlockOpened, RunOver
 from adaptsfl.deploy.protocol.state import Rules
-from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.roster import Roster
 from adaptsfl.deploy.service import Calls, NotNow
-from adaptsfl.deploy.sessions import Shapes
-from adaptsfl.deploy.status import Board, Status
+from adaptsfl.deploy.status.board import Board, Status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput, TrainingDiverged
 from adaptsfl.latency import EDGE_SERVER

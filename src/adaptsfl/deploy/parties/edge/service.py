@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.conductor import Conductor
-from adaptsfl.deploy.identity import Party, require
+from adaptsfl.deploy.parties.edge.conductor import Conductor
+from adaptsfl.deploy.parties.edge.sessions import HELLO_S, MOST_SAMPLES, Arrival, Session
 from adaptsfl.deploy.protocol import events
+from adaptsfl.deploy.security.identity import Party, require
 from adaptsfl.deploy.service import NotNow, Service, TooMuch
-from adaptsfl.deploy.sessions import HELLO_S, MOST_SAMPLES, Arrival, Session
 from adaptsfl.deploy.tensors import NoNumbers, size_of
 from adaptsfl.deploy.terms import PROTOCOL
 from adaptsfl.deploy.transfer import Chunk

@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 
-from adaptsfl.deploy.accounts import Accounts
-from adaptsfl.deploy.clock import ALL
-from adaptsfl.deploy.fed_client import PatientFed
 from adaptsfl.deploy.layers_file import LayerStates
-from adaptsfl.deploy.ledger import Ledger
+from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.clock import ALL
+from adaptsfl.deploy.parties.edge.ledger import Ledger
+from adaptsfl.deploy.parties.edge.roster import Roster
+from adaptsfl.deploy.parties.fed.client import PatientFed
 from adaptsfl.deploy.protocol import events
-from adaptsfl.deploy.roster import Roster
 from adaptsfl.deploy.service import NotNow
 from adaptsfl.errors import BadMessage
 from adaptsfl.latency import EDGE_SERVER, FED_SERVER

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import grpc
 
 from adaptsfl.config import Recipe
-from adaptsfl.deploy.conductor import Conductor
-from adaptsfl.deploy.device import PATIENCE_S, DeviceParty
-from adaptsfl.deploy.edge import EdgeService
-from adaptsfl.deploy.fed import FedServer
-from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen, open_channel
+from adaptsfl.deploy.parties.device.party import PATIENCE_S, DeviceParty
+from adaptsfl.deploy.parties.edge.conductor import Conductor
+from adaptsfl.deploy.parties.edge.service import EdgeService
+from adaptsfl.deploy.parties.fed.server import FedServer
+from adaptsfl.deploy.security.identity import SERVER_OPTIONS, Credentials, Party, listen, open_channel
 from adaptsfl.deploy.service import OPTIONS, Calls, Service
-from adaptsfl.deploy.status_server import serve_status
+from adaptsfl.deploy.status.server import serve_status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import Stopped
 from adaptsfl.files import held

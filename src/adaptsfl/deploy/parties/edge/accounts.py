@@ -6,9 +6,9 @@ from dataclasses import asdict
 import numpy as np
 
 from adaptsfl import latency
-from adaptsfl.deploy.ledger import Ledger
-from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.sessions import Arrival, Shapes
+from adaptsfl.deploy.parties.edge.ledger import Ledger
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.sessions import Arrival, Shapes
 from adaptsfl.latency import EDGE_SERVER
 from adaptsfl.runs.backend import Learned, Scene, Trained
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from adaptsfl.deploy.certs import make_certificates
+from adaptsfl.deploy.security.certs import make_certificates
 from adaptsfl.errors import RunFailed
 
 PATIENCE_S = 10.0  # for a party to end by itself once it is told to

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.resources import LONGEST_S
-from adaptsfl.deploy.service import Pace
+from adaptsfl.deploy.parties.edge.resources import LONGEST_S
+from adaptsfl.deploy.security.limits import Pace
 from adaptsfl.deploy.tensors import check_header, size_of, unpack
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.clock import BlockClock
 from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.parties.edge.clock import BlockClock
 from adaptsfl.deploy.protocol.events import Averaged
 from adaptsfl.runs.backend import Scene
 

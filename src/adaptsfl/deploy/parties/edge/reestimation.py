@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from torch import Tensor
 
-from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
-from adaptsfl.deploy.fed_client import PatientFed
-from adaptsfl.deploy.ledger import Ledger
+from adaptsfl.deploy.parties.edge.ledger import Ledger
+from adaptsfl.deploy.parties.edge.model import EdgeModel, Spoilt
+from adaptsfl.deploy.parties.edge.roster import Roster
+from adaptsfl.deploy.parties.edge.sessions import Shapes
+from adaptsfl.deploy.parties.fed.client import PatientFed
 from adaptsfl.deploy.protocol import events
-from adaptsfl.deploy.roster import Roster
 from adaptsfl.deploy.service import NotNow
-from adaptsfl.deploy.sessions import Shapes
 from adaptsfl.training.statistics import Moments, Norm
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.sessions import Member
 from adaptsfl.deploy.protocol import EdgeProtocol
 from adaptsfl.deploy.protocol.state import DeviceState
-from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.sessions import Member
-from adaptsfl.deploy.status import Board, State
+from adaptsfl.deploy.status.board import Board, State
 
 
 class Roster:

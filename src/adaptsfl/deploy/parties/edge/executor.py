@@ -16,19 +16,19 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.accounts import Accounts
-from adaptsfl.deploy.averaging import Averaging
-from adaptsfl.deploy.clock import ALL
-from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
-from adaptsfl.deploy.fed_client import PatientFed
-from adaptsfl.deploy.journal import Progress
-from adaptsfl.deploy.ledger import Ledger
+from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.averaging import Averaging
+from adaptsfl.deploy.parties.edge.clock import ALL
+from adaptsfl.deploy.parties.edge.journal import Progress
+from adaptsfl.deploy.parties.edge.ledger import Ledger
+from adaptsfl.deploy.parties.edge.model import EdgeModel, Spoilt
+from adaptsfl.deploy.parties.edge.reestimation import Reestimation
+from adaptsfl.deploy.parties.edge.roster import Roster
+from adaptsfl.deploy.parties.edge.sessions import Arrival, Member, Session, Shapes
+from adaptsfl.deploy.parties.fed.client import PatientFed
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events
-from adaptsfl.deploy.reestimation import Reestimation
-from adaptsfl.deploy.roster import Roster
 from adaptsfl.deploy.service import NotNow
-from adaptsfl.deploy.sessions import Arrival, Member, Session, Shapes
 from adaptsfl.deploy.tensors import NoNumbers, pack
 from adaptsfl.errors import BadMessage, TrainingDiverged
 
