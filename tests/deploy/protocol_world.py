@@ -390,6 +390,10 @@ class World:
             for device in action.devices:
                 delivered = self.fed.from_devices.get(device, self.life[device])  # unless it has lied
                 assert delivered == self.fed.from_edge[device] == self.life[device], "layers of two lives"
+        last = self.trained[block.attempt, block.last_round]
+        trained = {device for device, life in last.items() if life == self.life[device]} & set(action.devices)
+        if len(trained) >= self.protocol.rules.quorum:
+            assert trained == set(action.devices), "layers that were not trained are averaged with those that were"
         kept = {d.number for d in self.protocol.holding() if d.number in block.deliveries.by_devices}
         assert kept & block.trained <= set(action.devices), "a delivery was lost"
 

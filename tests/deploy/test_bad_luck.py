@@ -17,7 +17,7 @@ from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.layers_file import LayerStates, Template
 from adaptsfl.deploy.parties.device.party import DeviceParty
 from adaptsfl.deploy.parties.edge import conductor as conducting
-from adaptsfl.deploy.parties.edge.model import EdgeModel, Spoilt
+from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.protocol import EdgeProtocol, events
 from adaptsfl.deploy.protocol.actions import EvaluateBatch
@@ -159,7 +159,7 @@ def test_running_statistics_are_as_before_once_a_device_is_found_to_have_spoilt_
     for device in range(3):
         edge.receive(device, torch.randn(8, *shape, generator=generator) * (1e12 if device == 2 else 1.0))
     labels = {device: torch.arange(8) for device in range(3)}
-    with pytest.raises(Spoilt) as spoilt:
+    with pytest.raises(RejectedActivations) as spoilt:
         edge.train(1, (0, 1, 2), labels, [1 / 3] * 3)
     assert spoilt.value.devices == (2,)
     torch.testing.assert_close(edge.common_states(), before[0])
@@ -275,9 +275,9 @@ def test_a_device_whose_layers_came_to_no_numbers_says_so_instead_of_delivering_
         async with deployed(tmp_path, None, THREE, SHORT, recipe=planned(1222)) as here:
             *good, bad = started(here, DeviceParty, DeviceParty, before_delivering(_ruin))
             await here.finish(good)
-            with pytest.raises(TrainingDiverged, match="what this device has trained came to no numbers: layer 1 "):
+            with pytest.raises(TrainingDiverged, match="layers of this device contain NaN or infinity: layer 1 "):
                 await bad
-            assert any("device-3 gave up: what this device has trained" in line for line in here.lines)
+            assert any("device-3 gave up: layers of this device contain NaN" in line for line in here.lines)
             assert here.conductor.protocol.devices[2].violations == 0
             assert here.conductor.ended_by == "rounds"
 

@@ -49,7 +49,7 @@ def fed_server(folder: Path) -> FedServer:
 
 def deliver(fed: FedServer, copies: dict[str, LayerStates]) -> None:
     """Open a block at the fed server and put all copies there, each from the party that would bring it."""
-    fed.block = fed_module.OpenBlock(ATTEMPT, 0, max(CUTS.values()), CUTS, {})
+    fed.block = fed_module.FedBlock(ATTEMPT, 0, max(CUTS.values()), CUTS, {})
     for name, cut in CUTS.items():
         fed.block.from_devices[name] = {k: state for k, state in copies[name].items() if k <= cut}
         fed.block.from_edge[name] = {k: state for k, state in copies[name].items() if k > cut}

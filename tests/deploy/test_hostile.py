@@ -21,6 +21,7 @@ from adaptsfl.deploy.parties.edge import sessions
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.parties.edge.sessions import Member, Session
 from adaptsfl.deploy.protocol import state as protocol_state
+from adaptsfl.deploy.security import limits
 from adaptsfl.deploy.security.certs import make_certificates
 from adaptsfl.deploy.service import STRIKES
 from adaptsfl.deploy.terms import PROTOCOL
@@ -172,7 +173,7 @@ def test_three_violations_shut_a_device_out_of_everything(tmp_path: Path, certs:
 
 def test_a_device_may_not_do_anything_too_often(tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All within one minute, however long it takes here."""
-    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
     async def main() -> None:
         async with deployed(tmp_path, certs) as deployment:

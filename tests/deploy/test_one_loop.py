@@ -12,7 +12,7 @@ import pytest
 
 from adaptsfl.config import load_recipe
 from adaptsfl.deploy.parties.edge import conductor as conducting
-from adaptsfl.deploy.parties.edge.journal import Journal, Progress
+from adaptsfl.deploy.parties.edge.journal import Journal, RunProgress
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
@@ -294,7 +294,7 @@ def test_a_record_that_lacks_blocks_is_refused(tmp_path: Path, left: int) -> Non
     journal, block = journal_of(tmp_path)
     for number in (1, 2):
         journal.add(replace(block, block=number, first_round=number))
-    journal.save(Progress(rounds=2, blocks=2), {})
+    journal.save(RunProgress(rounds=2, blocks=2), {})
     (progress, _, blocks) = journal.begin() or pytest.fail("there is a checkpoint")
     assert progress.rounds == len(blocks) == 2
     lines = (tmp_path / RECORD).read_text().splitlines(keepends=True)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from adaptsfl.deploy.protocol import actions, events
+from adaptsfl.deploy.protocol.state import Rules
 from adaptsfl.deploy.security.limits import MOST_USELESS, MOST_VIOLATIONS, STRIKES
 from deploy.protocol_world import Device, World
 
@@ -393,6 +394,19 @@ def test_if_too_few_of_the_last_round_are_left_whoever_is_here_delivers() -> Non
     assert world.averaged == [(0, 2)]
 
 
+def test_without_a_quorum_nothing_is_averaged_however_long_it_takes() -> None:
+    world = delivering(quorum=3)
+    world.lose(2)
+    for _ in range(20):
+        world.settle(0, 1)
+        world.wait()
+    assert world.now > 10.0
+    assert of(world, actions.Average) == []
+    world.connect(2)
+    world.settle()
+    assert world.averaged == [(0, 1, 2)]
+
+
 def test_the_answer_about_a_block_that_is_over_changes_nothing() -> None:
     world = training(rounds=1)
     world.settle()
@@ -450,6 +464,22 @@ def test_an_estimation_that_fails_costs_one_evaluation(forgotten: bool) -> None:
     if forgotten:
         world.drain()
         assert world.ended == [1, 2]
+
+
+def test_without_a_quorum_no_statistics_are_estimated_and_training_waits() -> None:
+    world = training(3, 2)
+    world.settle()
+    world.open_block(2, evaluate=True, estimate=True)
+    while world.finish(actions.GiveLayers):
+        pass
+    world.lose(1)
+    world.lose(2)
+    world.settle(0)
+    world.wait()
+    assert world.now == 10.0
+    assert of(world, actions.EstimateMoments) == []
+    assert world.protocol.block is not None
+    assert world.protocol.block.phase == "training"
 
 
 def test_a_device_whose_moments_are_not_at_the_fed_server_is_sent_away() -> None:
@@ -659,6 +689,23 @@ class AnyOrder(RuleBasedStateMachine):
     def running(self) -> bool:
         return self.world.protocol.block is not None
 
+    @initialize(quorum=st.integers(1, 3), connected=st.integers(0, HOSTILE + 1), steps=st.integers(0, 40))
+    def begin(self, quorum: int, connected: int, steps: int) -> None:
+        """Begin in the middle of a block, more often than not."""
+        self.world.protocol.rules = Rules(quorum, round_deadline_s=10.0)
+        for number in range(connected):
+            self.world.connect(number)
+        if connected >= quorum:
+            self.open(rounds=1, evaluate=False, estimate=False, cuts=(1,) * (HOSTILE + 1))
+        self.go_on(steps)
+
+    @rule(steps=st.integers(1, 20))
+    def go_on(self, steps: int) -> None:
+        """Everybody does some of what is to be done, in turns."""
+        for step in range(steps):
+            if not self.world.finish():
+                self.world.read(step % (HOSTILE + 1))
+
     @precondition(lambda self: not self.running and self.world.protocol.enough())
     @rule(rounds=st.integers(1, 3), evaluate=st.booleans(), estimate=st.booleans(), cuts=st.tuples(*[st.just(1)] * 4))
     def open(self, rounds: int, evaluate: bool, estimate: bool, cuts: tuple[int, ...]) -> None:
@@ -735,4 +782,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

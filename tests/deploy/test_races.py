@@ -16,7 +16,7 @@ from adaptsfl.config import load_recipe
 from adaptsfl.deploy.layers_file import Template
 from adaptsfl.deploy.parties.device.party import DeviceParty
 from adaptsfl.deploy.parties.edge.conductor import Conductor
-from adaptsfl.deploy.parties.edge.model import EdgeModel, Spoilt
+from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.service import EdgeService
 from adaptsfl.deploy.parties.edge.sessions import Arrival, Session
 from adaptsfl.deploy.parties.fed.server import FedServer
@@ -142,7 +142,12 @@ def on_arrival(monkeypatch: pytest.MonkeyPatch, number: int, round_: int, act: C
 
     async def receive(self: Session, *arguments: Any) -> Arrival:
         arrival = await original(self, *arguments)
-        if self.member.number == number and arrival.told.round == round_ and not arrival.told.evaluation and not done:
+        if (
+            self.member.number == number
+            and arrival.header.round == round_
+            and not arrival.header.evaluation
+            and not done
+        ):
             done.append(True)
             act()
         return arrival
@@ -341,7 +346,7 @@ def test_a_device_whose_gradients_are_no_numbers_is_left_out_and_the_others_are_
             edge.server.backward = lambda: [torch.full_like(backward()[0], torch.nan), torch.zeros(1)]
         edge.receive(1, sent[1])
         if spoilt:
-            with pytest.raises(Spoilt, match="0"):
+            with pytest.raises(RejectedActivations, match="0"):
                 edge.train(1, (0, 1), labels, [0.5, 0.5])
             edge.server.backward = backward
         edge.train(1, (1,), labels, [1.0])

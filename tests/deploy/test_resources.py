@@ -213,7 +213,7 @@ def test_time_does_not_run_back() -> None:
 
 def test_rounds_are_timed_from_answer_to_answer() -> None:
     clock = BlockClock(0.0)
-    clock.told(1.0)
+    clock.begin_rounds(1.0)
     assert clock.answered(3.0, first=True) == pytest.approx(2.0)
     assert clock.answered(4.5, first=False) == pytest.approx(1.5)
     clock.passed(5.0, "fed server", b2=ALL)

@@ -147,7 +147,7 @@ async def trained(deployment: Deployment, secrets: Secrets, monkeypatch: pytest.
     """Train to the end, and note all averages of the layers up to the floor."""
     averaged = deployment.fed._averaged
 
-    def noting(block: fed_module.OpenBlock, weights: dict[str, float]) -> LayerStates:
+    def noting(block: fed_module.FedBlock, weights: dict[str, float]) -> LayerStates:
         states = averaged(block, weights)
         secrets.averaged.extend(tensors_up_to_the_floor(states))
         return states

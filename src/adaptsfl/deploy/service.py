@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.security.identity import Party, caller, require
-from adaptsfl.deploy.security.limits import MOST_VIOLATIONS, STRIKES, Pace
+from adaptsfl.deploy.security.limits import MOST_VIOLATIONS, STRIKES, RateLimit
 from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Meter, parser, serializer
 from adaptsfl.errors import BadMessage, NotWritten
 
@@ -68,7 +68,7 @@ class Service:
         self._calls: Counter[Party] = Counter()
         self._strikes: Counter[Party] = Counter()  # in a row
         self._violations: Counter[Party] = Counter()  # in all
-        self._echoes: dict[Party, Pace] = defaultdict(lambda: Pace(ECHOES_PER_MINUTE))
+        self._echoes: dict[Party, RateLimit] = defaultdict(lambda: RateLimit(ECHOES_PER_MINUTE))
 
     def violated(self, party: Party, reason: str) -> None:
         """Take note that a device broke the protocol."""
@@ -89,7 +89,7 @@ class Service:
     def _watching(self, party: Party | None) -> Iterator[None]:
         """Let a device have no more than its share, and count what it breaks. Servers are not counted."""
         if party is None or party.role != "device":
-            yield  # `require` has the word
+            yield  # `require` decides
             return
         if why := self.shut_out(party):
             raise ShutOut(f"{party} is shut out: {why}")

@@ -28,7 +28,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Fleet:
+class LocalFleet:
     """The processes of one run on this machine.
 
     Attributes:
@@ -43,7 +43,7 @@ class Fleet:
         self.edge, self.fed = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self.certs = folder / "certs"
         self.processes: dict[str, subprocess.Popen[str]] = {}
-        self._told: dict[str, str] = {}  # the last line of each
+        self._last_lines: dict[str, str] = {}  # the last line of each
         self.names = [f"device-{k + 1}" for k in range(devices)]
         make_certificates(self.certs, self.names)
 
@@ -94,7 +94,7 @@ class Fleet:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
-                self._told[party] = line.rstrip()
+                self._last_lines[party] = line.rstrip()
                 self.say(party, line.rstrip())
 
     def start_all(self) -> None:
@@ -109,18 +109,19 @@ class Fleet:
                 code = self.processes[server].poll()
                 if code:
                     raise RunFailed(
-                        "Fleet", f"the {server} server ended with code {code}: {self._told.get(server, '')}"
+                        "Fleet", f"the {server} server ended with code {code}: {self._last_lines.get(server, '')}"
                     )
             codes = [process.poll() for name, process in self.processes.items() if name.startswith("device")]
             if None not in codes and 0 not in codes:  # 0: it was told that the run is over
                 self._settle("edge")
                 if self.processes["edge"].poll() is None:
-                    last = "; ".join(sorted({self._told.get(name, "") for name in self.processes if "device" in name}))
+                    lines = {self._last_lines.get(name, "") for name in self.processes if "device" in name}
+                    last = "; ".join(sorted(lines))
                     raise RunFailed("Fleet", f"all devices have ended: {last}")
             time.sleep(0.1)
         code = self.processes["edge"].returncode
         if code:
-            raise RunFailed("Fleet", f"the edge server ended with code {code}: {self._told.get('edge', '')}")
+            raise RunFailed("Fleet", f"the edge server ended with code {code}: {self._last_lines.get('edge', '')}")
         for party in self.processes:
             self._settle(party)
 
@@ -147,9 +148,9 @@ class Fleet:
 @contextmanager
 def fleet_up(
     recipe: Path, devices: int, folder: Path, say: Say, *, status_port: int = 0, more: list[str] | None = None
-) -> Iterator[Fleet]:
+) -> Iterator[LocalFleet]:
     """Start all parties; end those who still run at the end."""
-    fleet = Fleet(recipe, devices, folder, say, status_port=status_port, more=more or [])
+    fleet = LocalFleet(recipe, devices, folder, say, status_port=status_port, more=more or [])
     with _ended_by_sigterm():
         try:
             fleet.start_all()

@@ -8,7 +8,7 @@ STRIKES, MOST_VIOLATIONS = 3, 20
 MOST_USELESS = 10_000  # messages in a row that lead to nothing; a device that is late may send all of its test samples
 
 
-class Pace:
+class RateLimit:
     """At most so many times a minute."""
 
     def __init__(self, most: int) -> None:

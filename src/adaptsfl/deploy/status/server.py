@@ -1,6 +1,6 @@
 """How a running edge server is, over HTTP and for this machine only: a page, JSON and metrics.
 
-There is no password, so nobody else is let in: only loopback addresses can be listened on, and a request must name
+There is no password, so nobody else is admitted: only loopback addresses can be listened on, and a request must name
 one, which the page of a stranger whose name was made to point here (DNS rebinding) does not. Whoever wants to look
 from elsewhere forwards the port or puts a proxy that asks for passwords in front.
 """

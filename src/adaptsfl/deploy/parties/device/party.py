@@ -7,12 +7,12 @@ outlives a connection: after a new one it goes on where it was, if the edge serv
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from torch import Tensor
@@ -21,21 +21,22 @@ from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.layers_file import Template
 from adaptsfl.deploy.moments_file import plausible
+from adaptsfl.deploy.parties.device.calls import FIRST_WAIT_S, read_to_end, retried, write
 from adaptsfl.deploy.parties.device.data import DeviceData, load_device_data
-from adaptsfl.deploy.parties.fed.client import PASSING, FedClient
+from adaptsfl.deploy.parties.fed.client import FedClient
 from adaptsfl.deploy.parties.probe import LinkRates, measure_link
 from adaptsfl.deploy.security.identity import Credentials, Party, open_channel
 from adaptsfl.deploy.service import OPTIONS, Calls
 from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
 from adaptsfl.deploy.terms import PROTOCOL, Terms
-from adaptsfl.deploy.transfer import Incoming, chunks
+from adaptsfl.deploy.transfer import Incoming
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, TrainingDiverged, first_line
 from adaptsfl.models import SplitModel
 from adaptsfl.training.reference import Device
 from adaptsfl.training.statistics import evaluated, recorded, running_buffers
 from adaptsfl.training.timing import LayerTimes, time_layers
 
-FIRST_WAIT_S, LONGEST_WAIT_S, WAIT_GROWTH = 0.5, 15.0, 1.5  # between two attempts to connect
+LONGEST_WAIT_S, WAIT_GROWTH = 15.0, 1.5  # between two attempts to connect
 # Trying again would end in the same way.
 FINAL = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -43,12 +44,10 @@ FINAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-FED_ATTEMPTS = 5
 # A server that will not have our certificate hangs up without a word; so does what stands before one that is starting.
 PATIENCE_S = 60.0
 HUNG_UP, MOST_HANG_UPS = ("failed to connect", "Socket closed"), 4
 NO_STATISTICS: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
-T = TypeVar("T")
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
 
@@ -99,7 +98,7 @@ class DeviceParty:
         self.patience_s, self.probe_links = patience_s, probe_links
         self.terms: Terms | None = None
         self.held: Held | None = None
-        self._told = ""  # the settings, as text
+        self._settings = ""  # the settings, as text
         self._of_use = False  # whether anything came of this connection
         self._backward_s = self._downlink = 0.0
         self._ready: wire.Ready | None = None
@@ -146,14 +145,14 @@ class DeviceParty:
                 await stream.write(wire.FromDevice(hello=hello))
                 return await self._obey(stream, links)
             except asyncio.InvalidStateError:  # the connection was lost while we wrote; reading tells why
-                await _read_to_end(stream)
+                await read_to_end(stream)
                 return None
             except (BadMessage, InvalidInput, NotWritten, TrainingDiverged) as error:
                 failure = wire.Failure(reason=str(error)[:500], diverged=isinstance(error, TrainingDiverged))
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await stream.write(wire.FromDevice(failure=failure))
                     await stream.done_writing()
-                    await _read_to_end(stream)  # else it might end before that was sent
+                    await read_to_end(stream)  # else it might end before that was sent
                 raise
 
     async def _obey(self, stream: Any, links: dict[str, Calls]) -> str | None:
@@ -180,7 +179,7 @@ class DeviceParty:
                     if message.stop.done:
                         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                             await stream.done_writing()  # which tells the edge server that we know
-                            await _read_to_end(stream)
+                            await read_to_end(stream)
                         return str(message.stop.reason)
                     self.say(message.stop.reason)
                 case kind:
@@ -189,7 +188,7 @@ class DeviceParty:
     async def _prepare(self, welcome: wire.Welcome, links: dict[str, Calls]) -> None:
         """Build the model, read the data and measure what this device can do; once."""
         if self.terms is not None:
-            if welcome.settings != self._told:
+            if welcome.settings != self._settings:
                 raise BadMessage("the edge server's settings are not those of before")
             return
         terms = Terms.from_json(welcome.settings, self.allowed)
@@ -202,7 +201,7 @@ class DeviceParty:
             for name, calls in links.items()
         }
         self._ready = ready_message(self.data.samples, times, rates["edge"], rates["fed"])
-        self.terms, self._told = terms, welcome.settings
+        self.terms, self._settings = terms, welcome.settings
         self.say(f"ready: {self.data.samples} samples, model of {self.model.layers} layers")
 
     def _build(self, terms: Terms, number: int) -> LayerTimes:
@@ -232,7 +231,7 @@ class DeviceParty:
         if plan.evaluate and not held.evaluated:
             await self._evaluate(stream)
         if held.pending is not None:
-            await _write(stream, *held.pending)
+            await write(stream, *held.pending)
         else:  # also if it was away when the others went on
             await self._send(stream, plan.next_round)
 
@@ -259,7 +258,7 @@ class DeviceParty:
         header.round, header.forward_s, header.backward_s = round_, forward_s, self._backward_s
         header.downlink = self._downlink
         held.pending = header, parts
-        await _write(stream, header, parts)
+        await write(stream, header, parts)
 
     def _packed(self, activations: Tensor, labels: Tensor) -> tuple[wire.Activations, list[memoryview]]:
         assert self.terms is not None
@@ -311,10 +310,10 @@ class DeviceParty:
             raise TrainingDiverged(f"round {round_}: activations of the averaged layers contain NaN or infinity")
         if moments:
             bring = partial(client.bring_moments, held.attempt, self.party.name, layers, moments)
-            await _retried(bring)  # a fed server that does not know the block has none to merge either
+            await retried(bring)  # a fed server that does not know the block has none to merge either
         header, parts = self._packed(activations, labels)
         header.round, header.estimation = round_, True
-        await _write(stream, header, parts)
+        await write(stream, header, parts)
 
     async def _evaluate_estimated(self, attempt: int, stream: Any, fed: Calls) -> None:
         """Evaluate with merged statistics, and go on; if the fed server has lost them, go on without."""
@@ -322,7 +321,7 @@ class DeviceParty:
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
         fetch = partial(FedClient(fed, self.template).fetch_moments, attempt, range(1, held.cut + 1))
-        merged = await _retried(fetch)
+        merged = await retried(fetch)
         if merged is not None and not held.evaluated:
             pieces = held.device.pieces()
             running = {number: running_buffers(piece, number, merged) for number, piece in pieces.items()}
@@ -338,7 +337,7 @@ class DeviceParty:
             activations = await asyncio.to_thread(evaluated, held.device.pieces(), running, x)
             header, parts = self._packed(activations, labels)
             header.round, header.evaluation, header.evaluation_batches = number, True, len(batches)
-            await _write(stream, header, parts)
+            await write(stream, header, parts)
         held.evaluated = True
 
     async def _deliver(self, attempt: int, stream: Any, fed: Calls) -> None:
@@ -350,10 +349,10 @@ class DeviceParty:
         try:
             await asyncio.to_thread(self.template.check, states)
         except BadMessage as error:
-            raise TrainingDiverged(f"what this device has trained came to no numbers: {error}") from None
+            raise TrainingDiverged(f"layers of this device contain NaN or infinity: {error}") from None
         # If the fed server does not know the block it was restarted, and the edge server asks for the layers again once
         # it has told it of the block.
-        moved = await _retried(partial(FedClient(fed, self.template).deliver, attempt, self.party.name, states))
+        moved = await retried(partial(FedClient(fed, self.template).deliver, attempt, self.party.name, states))
         if moved is None:
             return
         delivered = wire.Delivered(attempt=attempt, fed_uplink=moved.bps, fed_downlink=held.fed_downlink)
@@ -369,37 +368,3 @@ def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRat
     """Return what a device says once it knows itself."""
     rates = wire.Rates(uplink=edge.uplink, downlink=edge.downlink, fed_uplink=fed.uplink, fed_downlink=fed.downlink)
     return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)
-
-
-async def _retried(call: Callable[[], Awaitable[T]]) -> T | None:
-    """Call the fed server, again if the connection breaks; None if it does not know what the call is about."""
-    wait = FIRST_WAIT_S
-    for _ in range(FED_ATTEMPTS - 1):
-        try:
-            return await _known(call())
-        except grpc.aio.AioRpcError as error:
-            if error.code() not in PASSING:
-                raise
-        await asyncio.sleep(wait)
-        wait *= 2
-    return await _known(call())
-
-
-async def _known(call: Awaitable[T]) -> T | None:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-            return None
-        raise
-
-
-async def _read_to_end(stream: Any) -> None:
-    while await stream.read() is not grpc.aio.EOF:
-        pass
-
-
-async def _write(stream: Any, header: wire.Activations, parts: list[memoryview]) -> None:
-    await stream.write(wire.FromDevice(activations=header))
-    for chunk in chunks(*parts):
-        await stream.write(chunk)

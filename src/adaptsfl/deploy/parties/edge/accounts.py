@@ -36,13 +36,13 @@ class Accounts:
         present = tuple(sorted(arrivals))
         block.present.append(present)
         block.losses.append(loss)
-        block.headers |= {k: arrivals[k].told for k in present}
+        block.headers |= {k: arrivals[k].header for k in present}
         block.bits += 2 * sum(8 * self.shapes.size(block.cuts[k]) for k in present)
         last = max(present, key=lambda k: arrivals[k].came)
         name, arrival, first = self.names[last], arrivals[last], number == block.first_round
         before = {"b3": self._fetch_s(block, last)} if first else self._back_s(block, last)
         phases = dict.fromkeys(("a1", "a2", "a3", "a4", "a5"), 0.0)
-        phases |= block.clock.passed(arrival.came, name, a2=arrival.seconds, a1=arrival.told.forward_s, **before)
+        phases |= block.clock.passed(arrival.came, name, a2=arrival.seconds, a1=arrival.header.forward_s, **before)
         phases |= block.clock.passed(answered, EDGE_SERVER, a3=turn_s)
         phases.pop("b3", None)
         self.measured.server_took([block.cuts[device] for device in present], phases["a3"])
@@ -98,11 +98,11 @@ class Accounts:
 
     def _back_s(self, block: Ledger, device: int) -> dict[str, float]:
         """Return the seconds of a device's last download and backward pass, as it told them."""
-        told = block.headers.get(device)
-        if told is None:
+        header = block.headers.get(device)
+        if header is None:
             return {}
         bits = 8 * self.shapes.size(block.cuts[device])
-        return {"a4": bits / told.downlink if told.downlink > 0 else 0.0, "a5": told.backward_s}
+        return {"a4": bits / header.downlink if header.downlink > 0 else 0.0, "a5": header.backward_s}
 
     def _fetch_s(self, block: Ledger, device: int) -> float:
         """Return the seconds of a device's last fetching of layers, as far as is known."""

@@ -9,7 +9,7 @@ from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.clock import ALL
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.roster import Roster
-from adaptsfl.deploy.parties.fed.client import PatientFed
+from adaptsfl.deploy.parties.fed.client import RetryingFedClient
 from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.service import NotNow
 from adaptsfl.errors import BadMessage
@@ -29,7 +29,7 @@ class Averaging:
     def __init__(
         self,
         roster: Roster,
-        fed: PatientFed,
+        fed: RetryingFedClient,
         accounts: Accounts,
         own_layers: Callable[[int, int], Awaitable[LayerStates]],
         measure_divergence: bool = False,
@@ -40,7 +40,7 @@ class Averaging:
 
     async def reopen(self, block: Ledger) -> events.Event:
         """Make sure that the fed server knows the block."""
-        forgotten = await self.fed.tell(block.opening, block.brought, still=lambda: not block.over)
+        forgotten = await self.fed.open_block(block.opening, block.brought, still=lambda: not block.over)
         return events.Reopened(block.attempt, forgotten)
 
     async def deliver_own(self, block: Ledger, device: int, cut: int) -> events.Event:
@@ -51,7 +51,7 @@ class Averaging:
                 states = await self.own_layers(device, cut)
                 if states:
                     await asyncio.to_thread(self.fed.template.check, states)
-                    moved = await self.fed.patiently(lambda: self.fed.deliver(block.attempt, name, states))
+                    moved = await self.fed.retry(lambda: self.fed.deliver(block.attempt, name, states))
                     self.accounts.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
         except BadMessage as error:  # what the device sent has ruined its layers
             return events.OwnRefused(block.attempt, device, str(error))
@@ -65,7 +65,7 @@ class Averaging:
         block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
         weights, measured = self.roster.weights(devices), block.deepest if self.measure_divergence else 0
         try:
-            closed = await self.fed.patiently(lambda: self.fed.close(block.attempt, weights, measured=measured))
+            closed = await self.fed.retry(lambda: self.fed.close(block.attempt, weights, measured=measured))
         except NotNow:
             return events.BlockForgotten(block.attempt)
         block.clock.passed(time.perf_counter(), FED_SERVER, b2=ALL)

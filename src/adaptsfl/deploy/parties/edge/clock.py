@@ -51,7 +51,7 @@ class BlockClock:
             self.rounds_s.append(took)
         return took
 
-    def told(self, now: float) -> None:
+    def begin_rounds(self, now: float) -> None:
         """Note that devices know the plan: the first round begins."""
         self._answered = now
 

@@ -20,13 +20,13 @@ from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.backend import DeployedBackend, deployed_policy
 from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
 from adaptsfl.deploy.parties.edge.executor import Executor
-from adaptsfl.deploy.parties.edge.journal import Journal, Progress
+from adaptsfl.deploy.parties.edge.journal import Journal, RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.model import EdgeModel
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.parties.edge.roster import Roster
 from adaptsfl.deploy.parties.edge.sessions import Shapes
-from adaptsfl.deploy.parties.fed.client import OTHER_FOLDERS, PatientFed
+from adaptsfl.deploy.parties.fed.client import OTHER_FOLDERS, RetryingFedClient
 from adaptsfl.deploy.parties.probe import measure_link
 from adaptsfl.deploy.protocol import EdgeProtocol
 from adaptsfl.deploy.protocol.events import BlockOpened, RunOver
@@ -89,25 +89,25 @@ class Conductor:
         self.protocol = EdgeProtocol(terms.names, Rules(quorum, recipe.deploy.round_deadline_s))
         by_size = recipe.data is not None and recipe.data.weights == "size"
         self.roster = Roster(self.protocol, by_size=by_size, measured=self.measured, board=self.board, say=say)
-        self.fed = PatientFed(fed, self.template, self.roster.wait_for)
+        self.fed = RetryingFedClient(fed, self.template, self.roster.wait_for)
         self.accounts = Accounts(terms.names, self.shapes, self.measured)
         settings, apart = terms.to_json(), self.policy.divergence
         self.executor = Executor(
             self.roster, self.edge_model, self.fed, self.accounts, settings, measure_divergence=apart
         )
-        self.progress = Progress(deepest=terms.floor)
+        self.progress = RunProgress(deepest=terms.floor)
         self.reestimates = reestimates(recipe.training, self.model, terms.devices)
         self._last_cuts: tuple[int, ...] = (terms.floor,) * terms.devices
         self._before_s = self._began = self._noted = 0.0
         self._common_at_close: LayerStates = {}
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """How far the run is."""
         return self.executor.progress
 
     @progress.setter
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RunProgress) -> None:
         self.executor.progress = progress
 
     @property
@@ -128,7 +128,7 @@ class Conductor:
             self.say(remark)
         await self._wait_for_start()
         self._began = time.monotonic()
-        to_fed = await self.fed.patiently(lambda: measure_link(self.fed.calls))
+        to_fed = await self.fed.retry(lambda: measure_link(self.fed.calls))
         self.measured.server_link(ALL, to_fed_bps=to_fed.uplink, from_fed_bps=to_fed.downlink)
         self._noted = time.perf_counter()
         try:
@@ -186,7 +186,7 @@ class Conductor:
             cuts=dict(zip(self.terms.names, cuts, strict=True)),
         )
         brought = self.edge_model.becoming_specific(deepest) if deepest > before else {}
-        await self.fed.tell(opening, brought)
+        await self.fed.open_block(opening, brought)
         block = Ledger(
             attempt=opening.attempt,
             number=self.progress.blocks + 1,
@@ -221,7 +221,7 @@ class Conductor:
         """Let the protocol lead a block to its end."""
         block.estimated = evaluate and self.reestimates
         if block.rounds:
-            block.clock.told(time.perf_counter())
+            block.clock.begin_rounds(time.perf_counter())
         self.executor.ledger = block
         await self.executor.outcome(
             BlockOpened(
@@ -271,7 +271,7 @@ class Conductor:
     async def _hand_over(self, common: LayerStates, *, statistics: bool) -> None:
         """Let the fed server put the model together."""
         version = self.progress.version
-        await self.fed.patiently(lambda: self.fed.finish(version, common, statistics=statistics))
+        await self.fed.retry(lambda: self.fed.finish(version, common, statistics=statistics))
 
     async def _evaluate_last(self) -> bool:
         """Evaluate the final model, unless that was done; return whether its statistics were re-estimated."""

@@ -19,17 +19,17 @@ from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.averaging import Averaging
 from adaptsfl.deploy.parties.edge.clock import ALL
-from adaptsfl.deploy.parties.edge.journal import Progress
+from adaptsfl.deploy.parties.edge.journal import RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
-from adaptsfl.deploy.parties.edge.model import EdgeModel, Spoilt
+from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.reestimation import Reestimation
 from adaptsfl.deploy.parties.edge.roster import Roster
 from adaptsfl.deploy.parties.edge.sessions import Arrival, Member, Session, Shapes
-from adaptsfl.deploy.parties.fed.client import PatientFed
+from adaptsfl.deploy.parties.fed.client import RetryingFedClient
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.service import NotNow
-from adaptsfl.deploy.tensors import NoNumbers, pack
+from adaptsfl.deploy.tensors import NonFiniteTensor, pack
 from adaptsfl.errors import BadMessage, TrainingDiverged
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Executor:
         self,
         roster: Roster,
         edge_model: EdgeModel,
-        fed: PatientFed,
+        fed: RetryingFedClient,
         accounts: Accounts,
         settings: str,
         *,
@@ -64,7 +64,7 @@ class Executor:
         own_layers = self._own_layers
         self.averaging = Averaging(roster, fed, accounts, own_layers, measure_divergence)
         self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.compute)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.ledger: Ledger | None = None
         self.arrivals: dict[int, Arrival] = {}
         self._for_estimation: dict[int, Tensor] = {}
@@ -234,7 +234,7 @@ class Executor:
         async def work() -> events.Event:
             try:
                 row = await self.compute(self.edge_model.evaluate, action.device, activations, labels)
-            except NoNumbers:
+            except NonFiniteTensor:
                 self.handle(events.NotFinite(action.device, action.attempt))
                 raise
             return events.BatchEvaluated(action.attempt, action.device, action.number, row)
@@ -265,7 +265,7 @@ class Executor:
         labels = {device: arrivals[device].labels for device in devices}
         try:
             losses, gradients = await self.compute(self.edge_model.train, action.round, devices, labels, weights)
-        except Spoilt as error:
+        except RejectedActivations as error:
             for device in error.devices:
                 self.arrivals.pop(device, None)
             return events.RoundRejected(action.attempt, action.round, error.devices)

@@ -25,7 +25,7 @@ ANEW = "Begin anew in an empty folder"
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is.
 
     Attributes:
@@ -51,7 +51,7 @@ class Journal:
     def __init__(self, folder: Path, terms: Terms) -> None:
         self.folder, self.terms = folder, terms
 
-    def begin(self) -> tuple[Progress, LayerStates, list[Block]] | None:
+    def begin(self) -> tuple[RunProgress, LayerStates, list[Block]] | None:
         """Return where an earlier process stopped, the common layers then, and its blocks; None if there was none."""
         place = self.folder / CHECKPOINT
         if not place.exists():
@@ -60,10 +60,10 @@ class Journal:
         try:
             about = json.loads(about_tensors(place)["state"])
             states = by_layer(load_file(place))
-            told, progress = about["terms"], Progress(**about["progress"])
+            terms, progress = about["terms"], RunProgress(**about["progress"])
         except (KeyError, ValueError, TypeError, OSError, SafetensorError) as error:
             raise InvalidInput("checkpoint", f"cannot be read ({first_line(error)})", ANEW, source=str(place)) from None
-        if told != self.terms.to_json():
+        if terms != self.terms.to_json():
             problem = "is of a run with another recipe"
             raise InvalidInput("checkpoint", problem, "Give a folder of its own to every run", source=str(place))
         states.pop(0, None)
@@ -98,7 +98,7 @@ class Journal:
         row = (round_, last.time_s, accuracy, loss)
         self._write_record([*blocks, dataclasses.replace(last, evaluations=(*last.evaluations, row))])
 
-    def save(self, progress: Progress, common: LayerStates) -> None:
+    def save(self, progress: RunProgress, common: LayerStates) -> None:
         """Write the checkpoint: all that a restarted server needs, in one file that is there whole or not at all."""
         about = {"terms": self.terms.to_json(), "progress": asdict(progress)}
         tensors = named(common) or {"0.nothing": torch.zeros(1)}

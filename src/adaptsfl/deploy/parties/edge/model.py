@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from adaptsfl.deploy.layers_file import LARGEST, LayerStates, Template
 from adaptsfl.deploy.moments_file import plausible
-from adaptsfl.deploy.tensors import NoNumbers
+from adaptsfl.deploy.tensors import NonFiniteTensor
 from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import Layer
 from adaptsfl.training.reference import EdgeServer
@@ -28,8 +28,8 @@ ABSURD = 1e3
 LARGEST_GRADIENT = 3e4
 
 
-class Spoilt(Exception):
-    """Devices whose activations made the loss or the gradients absurd, or no numbers; nothing was updated."""
+class RejectedActivations(Exception):
+    """Activations of some devices made the loss or the gradients absurd, NaN or infinite; nothing was updated."""
 
     def __init__(self, devices: Sequence[int]) -> None:
         self.devices = tuple(devices)
@@ -95,25 +95,26 @@ class EdgeModel:
     ) -> tuple[Tensor, list[Tensor]]:
         """Train on what the present devices sent for round 1, 2, …; return their losses and gradients.
 
-        Raises `Spoilt`, and leaves all layers as they were, if a device's activations lead to no numbers.
+        Raises `RejectedActivations`, and leaves all layers as they were, if a device's activations lead to NaN,
+        infinity or absurd losses.
         """
         kept = [buffer.clone() for buffer in _buffers(self.server.common)]
         losses = self.server.forward(present, [labels[device] for device in present], weights)
         gradients: list[Tensor] = []
-        spoilt = self._absurd(present, losses.tolist()) or self._swollen(present, kept)
-        if not spoilt:
+        rejected = self._absurd(present, losses.tolist()) or self._swollen(present, kept)
+        if not rejected:
             gradients = self.server.backward()
-            spoilt = [device for device, gradient in zip(present, gradients, strict=True) if not _bounded(gradient)]
+            rejected = [device for device, gradient in zip(present, gradients, strict=True) if not _bounded(gradient)]
             if not all(_bounded(gradient) for gradient in self.server.gradients):
-                spoilt = spoilt or [self._largest(present)]
-        if spoilt:
+                rejected = rejected or [self._largest(present)]
+        if rejected:
             _restore(self.server.common, kept)
             for device in present:
                 activations, buffers = self._sent[device]
                 _restore(self.server.non_common[device], buffers)
-                if device not in spoilt:  # the others are trained in a second try, for which their graphs are needed
+                if device not in rejected:  # the others are trained in a second try, for which their graphs are needed
                     self.receive(device, activations.detach())
-            raise Spoilt(spoilt)
+            raise RejectedActivations(rejected)
         self.server.update(round_)
         self._sent.clear()
         return losses, gradients
@@ -121,8 +122,8 @@ class EdgeModel:
     def estimate(self, sent: Mapping[int, Tensor], weights: Mapping[int, float]) -> dict[Norm, Moments]:
         """Return the moments of batch-norm in all layers that run here, on what devices sent for it; nothing changes.
 
-        As in training, a device's samples are normalised by themselves in its own layers. Raises `Spoilt` if what a
-        device sent leads to no numbers.
+        As in training, a device's samples are normalised by themselves in its own layers. Raises `RejectedActivations`
+        if what a device sent leads to NaN or infinity.
         """
         pooled = self.server.statistics == "pooled"
         parts: dict[Norm, list[Moments]] = {}
@@ -132,7 +133,7 @@ class EdgeModel:
             apart = {number: piece for number, piece in pieces.items() if number <= self.deepest or not pooled}
             found, output = recorded(apart, _laid_out(activations))
             if not _sound(found):
-                raise Spoilt([device])
+                raise RejectedActivations([device])
             outputs.append(output)
             for norm, moments in found.items():
                 parts.setdefault(norm, []).append(moments.weighing(weights[device]))
@@ -141,7 +142,7 @@ class EdgeModel:
             common = dict(enumerate((layer.piece for layer in self.server.common), start=self.deepest + 1))
             found, _ = recorded(common, torch.cat(outputs))
             if not _sound(found):
-                raise Spoilt([max(sent, key=lambda device: float(sent[device].abs().max()))])
+                raise RejectedActivations([max(sent, key=lambda device: float(sent[device].abs().max()))])
             merged |= {norm: moments.weighing(sum(weights.values())) for norm, moments in found.items()}
         return merged
 
@@ -164,7 +165,7 @@ class EdgeModel:
         right = int((outputs.argmax(1) == flat).sum())
         loss = float(functional.cross_entropy(outputs, flat, reduction="sum"))
         if not math.isfinite(loss):
-            raise NoNumbers("test samples came that lead to no numbers")
+            raise NonFiniteTensor("test samples came that lead to NaN or infinity")
         return right, loss, len(flat)
 
     def _pieces(self, device: int) -> dict[int, nn.Module]:
@@ -174,7 +175,7 @@ class EdgeModel:
         return dict(enumerate((layer.piece for layer in layers), start=self.deepest - len(own) + 1))
 
     def _absurd(self, present: Sequence[int], losses: Sequence[float]) -> list[int]:
-        """Return whose loss is no number, or far from that of most others."""
+        """Return the outliers: whose loss is NaN or infinite, or far from that of most others."""
         finite = [loss for loss in losses if math.isfinite(loss)]
         limit = ABSURD * max(1.0, median(finite)) if len(finite) > 2 else math.inf
         return [device for device, loss in zip(present, losses, strict=True) if not (loss < math.inf and loss <= limit)]

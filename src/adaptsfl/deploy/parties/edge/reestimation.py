@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from torch import Tensor
 
 from adaptsfl.deploy.parties.edge.ledger import Ledger
-from adaptsfl.deploy.parties.edge.model import EdgeModel, Spoilt
+from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.roster import Roster
 from adaptsfl.deploy.parties.edge.sessions import Shapes
-from adaptsfl.deploy.parties.fed.client import PatientFed
+from adaptsfl.deploy.parties.fed.client import RetryingFedClient
 from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.service import NotNow
 from adaptsfl.training.statistics import Moments, Norm
@@ -29,7 +29,7 @@ class Reestimation:
     def __init__(
         self,
         roster: Roster,
-        fed: PatientFed,
+        fed: RetryingFedClient,
         shapes: Shapes,
         edge_model: EdgeModel,
         compute: Callable[..., Awaitable[dict[Norm, Moments]]],
@@ -43,7 +43,7 @@ class Reestimation:
         try:
             own = await self.compute(self.edge_model.estimate, dict(sorted(sent.items())), weights)
             missing = await self._merge(block, own, sent)
-        except Spoilt as error:
+        except RejectedActivations as error:
             return events.MomentsRejected(block.attempt, error.devices)
         except NotNow:  # the fed server was restarted, and has no moments of this block any more
             return events.MomentsMerged(block.attempt, merged=False)
@@ -58,12 +58,12 @@ class Reestimation:
         here, known = range(min(cuts) + 1, block.deepest + 1), range(min(cuts) + 1, block.known + 1)
         brought = {norm: own[norm] for norm in self.fed.moments.norms(known)}
         if brought:
-            await self.fed.patiently(lambda: self.fed.bring_moments(block.attempt, "", known, brought))
+            await self.fed.retry(lambda: self.fed.bring_moments(block.attempt, "", known, brought))
         if self.fed.moments.norms(range(1, block.known + 1)):
             weights = self.roster.weights(sent)
-            missing = await self.fed.patiently(lambda: self.fed.merge_moments(block.attempt, weights))
+            missing = await self.fed.retry(lambda: self.fed.merge_moments(block.attempt, weights))
             if missing:
                 return missing
-        merged = await self.fed.patiently(lambda: self.fed.fetch_moments(block.attempt, here)) if here else {}
+        merged = await self.fed.retry(lambda: self.fed.fetch_moments(block.attempt, here)) if here else {}
         self.edge_model.take_statistics({**own, **merged})
         return []

@@ -60,9 +60,9 @@ class MeasuredFleet:
         self.server = {name: Moving(FASTEST) for name in SERVER_RATES}
         self._shares: dict[int, tuple[FloatArray, FloatArray]] = {}  # by device: of every layer, forward and backward
 
-    def ready(self, number: int, told: Ready) -> None:
+    def ready(self, number: int, message: Ready) -> None:
         """Take in what a device measured when it joined."""
-        times = [np.array(values, dtype=np.float64) for values in (told.forward_s, told.backward_s)]
+        times = [np.array(values, dtype=np.float64) for values in (message.forward_s, message.backward_s)]
         for seconds in times:
             if seconds.shape != (self.nominal.layers,) or not ((seconds >= 0) & (seconds <= LONGEST_S)).all():
                 raise BadMessage("a device measured its layers in another number, or in seconds that cannot be")
@@ -72,7 +72,7 @@ class MeasuredFleet:
         flops = self.batch_size * self.nominal.forward_flops[-1] / forward.sum()
         known = self.devices.setdefault(number, {name: Moving(FASTEST) for name in RATES})
         known["flops"].add(float(flops))
-        rates = told.rates
+        rates = message.rates
         self.device(
             number,
             WHOLE_BITS,

@@ -13,7 +13,7 @@ from adaptsfl.deploy.parties.edge.sessions import HELLO_S, MOST_SAMPLES, Arrival
 from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.security.identity import Party, require
 from adaptsfl.deploy.service import NotNow, Service, TooMuch
-from adaptsfl.deploy.tensors import NoNumbers, size_of
+from adaptsfl.deploy.tensors import NonFiniteTensor, size_of
 from adaptsfl.deploy.terms import PROTOCOL
 from adaptsfl.deploy.transfer import Chunk
 from adaptsfl.errors import BadMessage
@@ -127,7 +127,7 @@ class EdgeService(Service):
         self.shapes.check(header, self.protocol.devices[member.number].cut)
         try:
             arrival = await session.receive(header, self.shapes, requests)
-        except NoNumbers:
+        except NonFiniteTensor:
             self.executor.handle(events.NotFinite(member.number, attempt))
             raise
         if not self.protocol.expects(session.number, attempt):
@@ -144,7 +144,7 @@ class EdgeService(Service):
 
     def _measure(self, session: Session, arrival: Arrival) -> None:
         """Learn from activations how fast a device and its links are."""
-        member, header = session.member, arrival.told
+        member, header = session.member, arrival.header
         bits = 8 * size_of(header.tensor.shape, header.tensor.dtype)
         self.measured.device(member.number, bits, uplink_bps=arrival.bps)
         self.measured.device(member.number, member.answered_bits, downlink_bps=header.downlink)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.resources import LONGEST_S
-from adaptsfl.deploy.security.limits import Pace
+from adaptsfl.deploy.security.limits import RateLimit
 from adaptsfl.deploy.tensors import check_header, size_of, unpack
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
@@ -48,7 +48,7 @@ class Member:
     backward_s: float | None = None
     sent_bytes: int = 0
     received_bytes: int = 0
-    joins: Pace = field(default_factory=lambda: Pace(JOINS_PER_MINUTE))
+    joins: RateLimit = field(default_factory=lambda: RateLimit(JOINS_PER_MINUTE))
 
 
 @dataclass(frozen=True)
@@ -85,31 +85,31 @@ class Shapes:
         """Return the bytes of a mini-batch at a cut."""
         return size_of((self.batch_size, *self.activations[cut - 1]), self.wire_dtype)
 
-    def check(self, told: wire.Activations, cut: int) -> None:
+    def check(self, header: wire.Activations, cut: int) -> None:
         """Refuse tensors of another shape or type than a mini-batch at this cut has, and times that cannot be."""
-        for seconds in (told.forward_s, told.backward_s):
+        for seconds in (header.forward_s, header.backward_s):
             if not 0 <= seconds <= LONGEST_S:
                 raise BadMessage(f"a device computed for {seconds:g} s, 0 to {LONGEST_S:g} were expected")
-        samples = told.tensor.shape[0] if told.tensor.shape else 0
-        if told.evaluation and told.estimation:
+        samples = header.tensor.shape[0] if header.tensor.shape else 0
+        if header.evaluation and header.estimation:
             raise BadMessage("activations came for an evaluation and an estimation at once")
-        if told.evaluation:
+        if header.evaluation:
             if not 1 <= samples <= self.batch_size:
                 raise BadMessage(f"{samples} samples came for evaluation, 1 to {self.batch_size} were expected")
-            if not 1 <= told.evaluation_batches <= MOST_TEST_BATCHES:
-                batches = told.evaluation_batches
+            if not 1 <= header.evaluation_batches <= MOST_TEST_BATCHES:
+                batches = header.evaluation_batches
                 raise BadMessage(f"{batches} mini-batches were announced, 1 to {MOST_TEST_BATCHES} were expected")
         else:
             samples = self.batch_size
-        check_header(told.tensor, (samples, *self.activations[cut - 1]), self.wire_dtype)
-        check_header(told.labels, (samples, *self.labels), "int64")
+        check_header(header.tensor, (samples, *self.activations[cut - 1]), self.wire_dtype)
+        check_header(header.labels, (samples, *self.labels), "int64")
 
 
 @dataclass(frozen=True)
 class Arrival:
     """Activations of one device, with their labels and how fast they came."""
 
-    told: wire.Activations
+    header: wire.Activations
     activations: Tensor
     labels: Tensor
     bps: float
@@ -173,24 +173,24 @@ class Session:
             raise self._error
 
     async def receive(
-        self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]
+        self, header: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]
     ) -> Arrival:
         """Return the tensors that follow their header, which has been checked."""
-        label_bytes = size_of(told.labels.shape, "int64")
-        body = await self._body(requests, label_bytes + size_of(told.tensor.shape, told.tensor.dtype))
+        label_bytes = size_of(header.labels.shape, "int64")
+        body = await self._body(requests, label_bytes + size_of(header.tensor.shape, header.tensor.dtype))
         data = memoryview(body.data)
-        labels = unpack(told.labels, data[:label_bytes])
+        labels = unpack(header.labels, data[:label_bytes])
         if int(labels.min()) < 0 or int(labels.max()) >= shapes.classes:
             raise BadMessage(f"a label outside of 0 … {shapes.classes - 1} came")
-        return Arrival(told, unpack(told.tensor, data[label_bytes:]), labels, body.bps, body.seconds, body.came)
+        return Arrival(header, unpack(header.tensor, data[label_bytes:]), labels, body.bps, body.seconds, body.came)
 
-    async def discard(self, told: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
+    async def discard(self, header: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
         """Read past tensors that come too late, as long as they could have been right once."""
-        for header in (told.labels, told.tensor):
-            if header.dtype not in ("int64", shapes.wire_dtype):
-                raise BadMessage(f"a tensor of {header.dtype[:20]!r} came")
+        for part in (header.labels, header.tensor):
+            if part.dtype not in ("int64", shapes.wire_dtype):
+                raise BadMessage(f"a tensor of {part.dtype[:20]!r} came")
         most = max(shapes.size(cut) for cut in range(1, len(shapes.activations) + 1))
-        sizes = [size_of(told.labels.shape, told.labels.dtype), size_of(told.tensor.shape, told.tensor.dtype)]
+        sizes = [size_of(header.labels.shape, header.labels.dtype), size_of(header.tensor.shape, header.tensor.dtype)]
         if sizes[0] > size_of((shapes.batch_size, *shapes.labels), "int64") or sizes[1] > most:
             raise BadMessage(f"{sum(sizes)} bytes were announced")
         await self._body(requests, sum(sizes))

@@ -121,8 +121,8 @@ class FedClient:
         await self.calls.finish(parts, timeout=_patience(len(data)))
 
 
-class PatientFed(FedClient):
-    """The fed server for one who cannot do without: calls that are made again and again while it is away.
+class RetryingFedClient(FedClient):
+    """Retries every call until the fed server answers.
 
     Args:
         waiting: called with what is being waited for.
@@ -132,7 +132,7 @@ class PatientFed(FedClient):
         super().__init__(calls, template)
         self.waiting = waiting
 
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call until it is answered; `NotNow` if the fed server does not know what we speak of."""
         wait = FIRST_WAIT_S
         while True:
@@ -148,14 +148,16 @@ class PatientFed(FedClient):
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT_S)
 
-    async def tell(self, opening: Opening, brought: LayerStates, *, still: Callable[[], bool] = lambda: True) -> bool:
+    async def open_block(
+        self, opening: Opening, brought: LayerStates, *, still: Callable[[], bool] = lambda: True
+    ) -> bool:
         """Open a block, if that is `still` wanted; return whether it was not known there."""
 
         async def call() -> bool:
             return still() and await self.open(opening, brought)
 
         try:
-            return await self.patiently(call)
+            return await self.retry(call)
         except NotNow as error:
             raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
 
@@ -163,9 +165,9 @@ class PatientFed(FedClient):
         """Return averaged layers of a block; a fed server that was restarted meanwhile is told of it again."""
         while True:
             try:
-                return await self.patiently(lambda: self.fetch(opening.attempt, first, last))
+                return await self.retry(lambda: self.fetch(opening.attempt, first, last))
             except NotNow:
-                await self.tell(opening, brought)
+                await self.open_block(opening, brought)
 
 
 def _check_divergence(found: Sequence[float], layers: int) -> None:

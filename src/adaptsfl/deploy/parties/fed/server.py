@@ -4,24 +4,20 @@ It sees weights of single devices, and never activations or labels. The edge ser
 """
 
 import asyncio
-import json
-import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from adaptsfl.checks import printable
 from adaptsfl.deploy import moments_file
-from adaptsfl.deploy.layers_file import LayerState, LayerStates, Template, by_layer, named, to_bytes
+from adaptsfl.deploy.layers_file import LayerState, LayerStates, Template, to_bytes
 from adaptsfl.deploy.moments_file import MomentsTemplate, NormMoments
+from adaptsfl.deploy.parties.fed.block import ClosedBlock, FedBlock, checked_weights
 from adaptsfl.deploy.parties.fed.client import LARGEST_DIVERGENCE
+from adaptsfl.deploy.parties.fed.versions import KEPT_VERSIONS, MODEL_FILE, VersionStore
 from adaptsfl.deploy.security.identity import Party, require
 from adaptsfl.deploy.service import NotNow, Service
 from adaptsfl.deploy.terms import Terms
@@ -37,59 +33,10 @@ from adaptsfl.deploy.wire_pb2 import (
     Received,
     Wanted,
 )
-from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, first_line
-from adaptsfl.files import about_tensors, replace_file, write_tensors, writing
+from adaptsfl.errors import BadMessage, NotWritten
 from adaptsfl.training.divergence import divergence
 from adaptsfl.training.layers import average
-from adaptsfl.training.statistics import Moments, Norm, running_buffers
-
-KEPT_VERSIONS = 2  # the edge server may have been stopped before it noted that the last one was there
-MODEL_FILE = "model.safetensors"
-
-
-@dataclass
-class OpenBlock:
-    """A block as the fed server sees it.
-
-    Attributes:
-        base: the layers with which it began: 1 … L_c, and those that become common with it.
-        from_devices, from_edge: delivered copies, by device.
-        moments: of batch-norm on some samples, by device; `edge_moments` those of layers that run at the edge server.
-        merged: over all devices; None before.
-    """
-
-    attempt: int
-    version: int
-    deepest: int
-    cuts: dict[str, int]
-    base: LayerStates
-    from_devices: dict[str, LayerStates] = field(default_factory=dict)
-    from_edge: dict[str, LayerStates] = field(default_factory=dict)
-    moments: dict[str, NormMoments] = field(default_factory=dict)
-    edge_moments: NormMoments = field(default_factory=dict)
-    merged: dict[Norm, Moments] | None = None
-
-    def delivered(self, device: str) -> bool:
-        """Whether all of a device's layers are here."""
-        return device in self.from_devices and (self.cuts[device] == self.deepest or device in self.from_edge)
-
-    def forged(self, device: str) -> LayerStates:
-        """Return h_{c,i}: a device's layers 1 … L_c, wherever they were trained."""
-        return {**self.from_devices[device], **self.from_edge.get(device, {})}
-
-
-@dataclass(frozen=True)
-class ClosedBlock:
-    """The block that was closed last: what its closing is answered with, should it be asked for once more.
-
-    Attributes:
-        version: that it led to.
-        divergence: of layers 1 … L_c, if it was asked for.
-    """
-
-    attempt: int
-    version: int
-    divergence: tuple[float, ...] = ()
+from adaptsfl.training.statistics import Moments, Norm
 
 
 class FedServer(Service):
@@ -109,10 +56,15 @@ class FedServer(Service):
         self.model, _ = terms.model(seed)
         self.template = Template(self.model, terms.optimizer)
         self.moments = MomentsTemplate(self.model)
-        self.block: OpenBlock | None = None
+        self.block: FedBlock | None = None
         self._merged: tuple[int, NormMoments] | None = None  # the moments that were merged last, and of which version
-        self._closed: ClosedBlock | None = None
-        self.versions: dict[int, LayerStates] = self._load()
+        self.store = VersionStore(folder, terms, self.template)
+        self.versions, self._closed = self.store.load()
+        if self.versions:
+            self.say(f"going on with version {max(self.versions)} of the layers")
+        else:
+            self.versions = {0: {k: self.template.layer(k).state() for k in range(1, terms.floor + 1)}}
+            self.store.save(ClosedBlock(0, 0), self.versions[0])
         self.finished = asyncio.Event()
         self.failure: NotWritten | None = None  # what ended it before the model was put together
         self._averaging = asyncio.Lock()
@@ -138,7 +90,7 @@ class FedServer(Service):
         if anew:
             for version in [version for version in self.versions if version > opening.version]:
                 del self.versions[version]  # the edge server went back to an earlier block
-            self.block = OpenBlock(opening.attempt, opening.version, opening.deepest, cuts, {**base, **brought})
+            self.block = FedBlock(opening.attempt, opening.version, opening.deepest, cuts, {**base, **brought})
         return Opened(anew=anew)
 
     async def fetch(self, request: Wanted, context: Any) -> AsyncIterator[LayersPart | Chunk]:
@@ -179,14 +131,14 @@ class FedServer(Service):
             if closed is not None:
                 return Closed(version=closed.version, divergence=closed.divergence if request.divergence else ())
             block = self._open_block(request.attempt)
-            weights = _checked(request.weights, block)
+            weights = checked_weights(request.weights, block)
             missing = [name for name in weights if not block.delivered(name)]
             if missing:
                 return Closed(version=block.version, missing=missing)
             apart = await asyncio.to_thread(self._divergence, block, weights) if request.divergence else ()
             states = await asyncio.to_thread(self._averaged, block, weights)
             closed = ClosedBlock(block.attempt, block.version + 1, apart)
-            await self._written(self._save, closed, states)
+            await self._written(self.store.save, closed, states)
             self.versions[closed.version] = states
             for old in sorted(self.versions)[:-KEPT_VERSIONS]:
                 del self.versions[old]
@@ -220,7 +172,7 @@ class FedServer(Service):
         """Merge the moments of the named devices, and those of the edge server; devices fetch them from here."""
         await require(context, "edge")
         block = self._open_block(request.attempt)
-        weights = _checked(request.weights, block)
+        weights = checked_weights(request.weights, block)
         missing = [n for n in weights if self.moments.norms(range(1, block.cuts[n] + 1)) and n not in block.moments]
         if missing:
             return Merged(missing=missing)
@@ -265,14 +217,14 @@ class FedServer(Service):
         data = await self._body(parts, header.size, self.template.largest_bytes(expected))
         common = self.template.from_bytes(data, expected) if expected else {}
         merged = self._merged[1] if final.statistics and self._merged is not None else {}
-        await self._written(self._write_model, {**own, **common}, merged)
+        await self._written(self.store.write_model, {**own, **common}, merged)
         self.say(f"the model is in {self.folder / MODEL_FILE}")
         self.finished.set()
         return Received(size=len(data))
 
     # --- what they are made of ---
 
-    def _open_block(self, attempt: int) -> OpenBlock:
+    def _open_block(self, attempt: int) -> FedBlock:
         if self.block is None or self.block.attempt != attempt:
             raise NotNow("this block is not open here")
         return self.block
@@ -290,7 +242,7 @@ class FedServer(Service):
         if list(brought) != list(range(known + 1, deepest + 1)):
             raise BadMessage(f"layers {first} to {last} came along with a block, {known + 1} to {deepest} are new")
 
-    def _check_wanted(self, block: OpenBlock, party: Party, first: int, last: int) -> None:
+    def _check_wanted(self, block: FedBlock, party: Party, first: int, last: int) -> None:
         if not 1 <= first <= last <= len(block.base):
             raise BadMessage(f"layers {first} to {last} were asked for, there are {len(block.base)}")
         if party.role == "edge" and first <= self.terms.floor:
@@ -320,7 +272,7 @@ class FedServer(Service):
             raise NotNow("the stream ended before all bytes had come")  # perhaps the caller is gone
         return incoming.data
 
-    def _averaged(self, block: OpenBlock, weights: dict[str, float]) -> LayerStates:
+    def _averaged(self, block: FedBlock, weights: dict[str, float]) -> LayerStates:
         """Return the weighted mean of the devices' layers, one after the other."""
         total = sum(weights.values())
         forged = {name: block.forged(name) for name in weights}
@@ -332,7 +284,7 @@ class FedServer(Service):
             states[number] = {name: tensor.clone() for name, tensor in copies[0].state().items()}
         return states
 
-    def _divergence(self, block: OpenBlock, weights: dict[str, float]) -> tuple[float, ...]:
+    def _divergence(self, block: FedBlock, weights: dict[str, float]) -> tuple[float, ...]:
         """Return how far apart the devices' copies of every layer are, as the engine of a simulation measures it."""
         total = sum(weights.values())
         forged = [block.forged(name) for name in weights]
@@ -355,54 +307,6 @@ class FedServer(Service):
             self.finished.set()
             raise
 
-    def _load(self) -> dict[int, LayerStates]:
-        found: dict[int, LayerStates] = {}
-        for file in sorted(self.folder.glob("version-*.safetensors"), key=_version_of)[-KEPT_VERSIONS:]:
-            try:
-                found[_version_of(file)] = by_layer(load_file(file))
-                about = about_tensors(file)
-            except (OSError, SafetensorError, ValueError) as error:
-                problem = f"cannot be read ({first_line(error)})"
-                remedy = "Restore it from a copy, or begin anew in an empty folder"
-                raise InvalidInput("version", problem, remedy, source=str(file)) from None
-            if about.get("terms") != self.terms.to_json():
-                problem = "is of a run with another recipe"
-                raise InvalidInput("version", problem, "Give a folder of its own to every run", source=str(file))
-            apart = tuple(json.loads(about.get("divergence", "[]")))
-            self._closed = ClosedBlock(int(about["attempt"]), _version_of(file), apart)
-        if found:
-            self.say(f"going on with version {max(found)} of the layers")
-            return found
-        states = {number: self.template.layer(number).state() for number in range(1, self.terms.floor + 1)}
-        self._save(ClosedBlock(0, 0), states)
-        return {0: states}
-
-    def _save(self, closed: ClosedBlock, states: LayerStates) -> None:
-        place = self.folder / f"version-{closed.version}.safetensors"
-        about = {
-            "terms": self.terms.to_json(),
-            "attempt": str(closed.attempt),
-            "divergence": json.dumps(closed.divergence),
-        }
-        with writing(place, "Free some space: the versions before it are still there"):
-            replace_file(place, lambda path: write_tensors(path, named(states), about))
-        for file in sorted(self.folder.glob("version-*.safetensors"), key=_version_of):
-            if not closed.version - KEPT_VERSIONS < _version_of(file) <= closed.version:
-                file.unlink(missing_ok=True)
-
-    def _write_model(self, states: LayerStates, merged: NormMoments) -> None:
-        """Write the whole model; the statistics of batch-norm are the layers' own, or those of merged moments."""
-        pieces = []
-        for number, state in states.items():
-            piece = self.template.layer(number, state).piece
-            piece.load_state_dict(running_buffers(piece, number, merged), strict=False)
-            pieces.append(piece.state_dict())
-        whole: dict[str, Tensor] = self.model.merge_state(*pieces)
-        tensors = {name: tensor.detach().contiguous().clone() for name, tensor in whole.items()}
-        place = self.folder / MODEL_FILE
-        with writing(place, "Free some space: all layers are still there"):
-            replace_file(place, lambda path: write_tensors(path, tensors))
-
 
 def _header(part: LayersPart) -> Layers:
     if part.WhichOneof("kind") != "header":
@@ -410,22 +314,7 @@ def _header(part: LayersPart) -> Layers:
     return part.header
 
 
-def _checked(given: Mapping[str, float], block: OpenBlock) -> dict[str, float]:
-    """Return the weights of devices in an order of their own, or refuse them.
-
-    A message's map has another order in every process, and sums of floats differ with theirs.
-    """
-    if not given or any(name not in block.cuts or not 0 < w < math.inf for name, w in given.items()):
-        raise BadMessage("averaging was asked for with unknown devices or weights that are not positive")
-    return dict(sorted(given.items()))
-
-
 def _alike(states: list[LayerState]) -> list[LayerState]:
     """Return copies of one layer that all have what one has: an optimiser that has not begun yet stands at zero."""
     every = {name: tensor for state in states for name, tensor in state.items()}
     return [{name: state.get(name, torch.zeros_like(tensor)) for name, tensor in every.items()} for state in states]
-
-
-def _version_of(file: Path) -> int:
-    number = file.stem.removeprefix("version-")
-    return int(number) if number.isdigit() else -1
