@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from adaptsfl.deploy.identity import SERVER_OPTIONS, Party, listen, load_credentials, open_channel
+from adaptsfl.deploy.security.identity import SERVER_OPTIONS, Party, listen, load_credentials, open_channel
 
 
 async def serve(address: str, certs: Path, out: Path, clients: int) -> None:

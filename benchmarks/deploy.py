@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from adaptsfl.deploy.up import Fleet, free_port
+from adaptsfl.deploy.parties.local_fleet import LocalFleet, free_port
 from adaptsfl.models import build, split
 from adaptsfl.training.timing import time_layers
 
@@ -101,7 +101,7 @@ def model() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(Widen(), Head()), torch.zeros(1, 1, 8, 8)
 
 
-class Trusting(Fleet):
+class Trusting(LocalFleet):
     """A deployment whose devices run the model above."""
 
     def command(self, party: str) -> list[str]:
@@ -165,7 +165,7 @@ def measure_rounds(folder: Path, turns: int, console: Console) -> dict[str, Roun
         fleet.stop()
 
 
-def _rounds_so_far(name: str, fleet: Fleet, out: Path) -> list[float]:
+def _rounds_so_far(name: str, fleet: LocalFleet, out: Path) -> list[float]:
     if name == "bare":
         return [float(seconds) for seconds in json.loads(out.read_text())]
     record = (fleet.folder / "edge" / "record.jsonl").read_text().splitlines()

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 # None of them starts a thread that a forked process would lack, which `test_warm.py` checks.
 PRELOADED = (
     "adaptsfl.cli",
-    "adaptsfl.deploy.parties",
+    "adaptsfl.deploy.parties.processes",
     "adaptsfl.simulation.experiment",
     "adaptsfl.report.figures",
     "adaptsfl.report.page",

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import warm
-from adaptsfl.deploy.up import Fleet
+from adaptsfl.deploy.parties.local_fleet import LocalFleet
 
 PATIENCE_S = 600.0  # only turns a hang into a failure, however busy the machine is
 HERE = Path(__file__).parent
@@ -73,7 +73,7 @@ class Talk:
         return "\n".join(f"{party:>9} | {text}" for party, text in self.lines)
 
 
-class Fleets(Fleet):
+class Fleets(LocalFleet):
     """A fleet in which devices may reach the servers by detours, and have options of their own.
 
     Attributes:
@@ -122,7 +122,7 @@ def deployment(
         fleet.stop()
 
 
-def finish(fleet: Fleet, talk: Talk) -> None:
+def finish(fleet: LocalFleet, talk: Talk) -> None:
     """Wait until the run is over, and everybody has gone home."""
     watch = threading.Timer(PATIENCE_S, fleet.stop)
     watch.start()
@@ -134,11 +134,11 @@ def finish(fleet: Fleet, talk: Talk) -> None:
         watch.cancel()
 
 
-def model_of(fleet: Fleet) -> dict[str, Tensor]:
+def model_of(fleet: LocalFleet) -> dict[str, Tensor]:
     return load_file(fleet.folder / "fed" / "model.safetensors")
 
 
-def record_of(fleet: Fleet) -> list[dict[str, Any]]:
+def record_of(fleet: LocalFleet) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (fleet.folder / "edge" / "record.jsonl").read_text().splitlines()]
 
 

@@ -160,7 +160,7 @@ class Hostile:
         )()
 
     def attempt(self) -> int:
-        block = self.deployment.conductor.block
+        block = self.deployment.conductor.protocol.block
         return 0 if block is None else block.attempt
 
     def part(self) -> wire.LayersPart:

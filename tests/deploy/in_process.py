@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adaptsfl.config import Recipe, load_recipe
-from adaptsfl.deploy.conductor import Conductor
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.edge import EdgeServer
-from adaptsfl.deploy.fed import FedServer
-from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, Party, listen, load_credentials, open_channel
-from adaptsfl.deploy.parties import CONNECTIONS
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.edge.conductor import Conductor
+from adaptsfl.deploy.parties.edge.service import EdgeService
+from adaptsfl.deploy.parties.fed.server import FedServer
+from adaptsfl.deploy.parties.processes import CONNECTIONS
+from adaptsfl.deploy.security.identity import SERVER_OPTIONS, Credentials, Party, listen, load_credentials, open_channel
 from adaptsfl.deploy.service import OPTIONS, Calls, Service
 from adaptsfl.deploy.terms import Terms
 from deploy.deployed import PATIENCE_S
@@ -47,7 +47,7 @@ class Deployment:
         self._to_fed = self.channel("edge", "fed")
         to_fed, say = Calls(self._to_fed, "Fed"), self.lines.append
         self.conductor = Conductor(self.recipe, self.folder / "edge", to_fed, say=say)
-        self.edge = EdgeServer(self.conductor)
+        self.edge = EdgeService(self.conductor)
         self.edge_address = await self._serve(self._servers[1], self.edge, "edge")
         self.run = asyncio.create_task(self.conductor.run())
 

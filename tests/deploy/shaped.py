@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptsfl.deploy.up import Fleet, Say
+from adaptsfl.deploy.parties.local_fleet import LocalFleet, Say
 
 BURST = "5kb"  # what passes at once after a pause: little beside what a round sends
 QUEUE = "300ms"
@@ -116,7 +116,7 @@ def shaped_network(links: Sequence[Link]) -> Iterator[Network]:
         network.remove()
 
 
-class ShapedFleet(Fleet):
+class ShapedFleet(LocalFleet):
     """All parties of a run, each in its namespace."""
 
     def __init__(self, network: Network, recipe: Path, folder: Path, say: Say, more: Sequence[str] = ()) -> None:

@@ -13,14 +13,16 @@ import torch
 
 from adaptsfl.config import load_recipe
 from adaptsfl.costs import CutCosts
-from adaptsfl.deploy import conductor as conducting
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
-from adaptsfl.deploy.identity import Party
 from adaptsfl.deploy.layers_file import LayerStates, Template
-from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.sessions import Arrival, Session
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.protocol import EdgeProtocol, events
+from adaptsfl.deploy.protocol.actions import EvaluateBatch
+from adaptsfl.deploy.protocol.state import Rules
+from adaptsfl.deploy.security.identity import Party
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import Refused, TrainingDiverged
 from adaptsfl.runs.folder import read_run
@@ -103,10 +105,10 @@ def before_delivering(act: Callable[[DeviceParty], Awaitable[None]]) -> type[Dev
 def test_activations_that_swell_batch_norm_cost_their_device_only(tmp_path: Path, plan: int) -> None:
     async def scenario() -> None:
         async with deployed(tmp_path, None, THREE, "run.rounds=4", BATCH_NORM, recipe=planned(plan)) as here:
-            bad = here.edge.roster.by_number[2]
+            bad = here.conductor.protocol.devices[2]
 
             def bad_one_has_sent() -> bool:
-                return here.conductor.round is not None and 2 in here.conductor.round.arrivals
+                return 2 in here.conductor.executor.arrivals
 
             async def for_the_bad_one(_round: int) -> None:
                 await here.until(lambda: bad.quarantined or bad_one_has_sent())
@@ -122,8 +124,8 @@ def test_activations_that_swell_batch_norm_cost_their_device_only(tmp_path: Path
             await stubborn
             assert here.conductor.ended_by == "rounds"
             assert bad.quarantined
-            assert "no numbers" in bad.last_error
-            assert [member.violations for member in here.edge.roster.by_number[:2]] == [0, 0]
+            assert "lead to NaN or infinity" in bad.last_error
+            assert [member.violations for member in here.conductor.protocol.devices[:2]] == [0, 0]
             blocks = read_run(tmp_path / "edge").blocks
             assert [block.present for block in blocks] == [((0, 1),)] * 4
             assert all(bool(tensor.abs().max() < 1e6) for tensor in here.model().values())
@@ -157,7 +159,7 @@ def test_running_statistics_are_as_before_once_a_device_is_found_to_have_spoilt_
     for device in range(3):
         edge.receive(device, torch.randn(8, *shape, generator=generator) * (1e12 if device == 2 else 1.0))
     labels = {device: torch.arange(8) for device in range(3)}
-    with pytest.raises(Spoilt) as spoilt:
+    with pytest.raises(RejectedActivations) as spoilt:
         edge.train(1, (0, 1, 2), labels, [1 / 3] * 3)
     assert spoilt.value.devices == (2,)
     torch.testing.assert_close(edge.common_states(), before[0])
@@ -173,7 +175,7 @@ def test_a_device_whose_own_layers_the_fed_server_would_refuse_is_dropped_and_th
     async def scenario() -> None:
         changes = (THREE, SHORT, "training.optimizer=adam")
         async with deployed(tmp_path, None, *changes, recipe=planned(1422)) as here:
-            averaging = here.conductor.averaging
+            averaging = here.conductor.executor.averaging
             own_layers = averaging.own_layers
 
             async def ruined(device: int, cut: int) -> LayerStates:
@@ -208,15 +210,18 @@ def test_a_model_that_comes_to_no_numbers_on_most_devices_ends_the_run(
     async def scenario() -> None:
         async with deployed(tmp_path, None, f"fleet.devices={len(factors)}", recipe=planned(1222)) as here:
             devices = started(here, *map(times, factors))
-            with pytest.raises(TrainingDiverged, match=f"round 1: what {what} devices sent came to no numbers"):
+            with pytest.raises(
+                TrainingDiverged,
+                match=f"round 1: activations, losses or layers of {what} devices contain NaN or infinity",
+            ):
                 await here.run
             for factor, reason in zip(factors, await ended(devices), strict=True):
                 if factor == 1.0:
-                    assert "the run is over (it makes no sense any more: round 1" in reason
+                    assert "the run is over (training has failed: round 1" in reason
                 else:
                     assert isinstance(reason, Refused)
             if len(factors) == 3:  # whoever comes now is sent home at once, and does not knock for ever
-                assert "makes no sense any more" in await made(here, 2, DeviceParty).run()
+                assert "training has failed" in await made(here, 2, DeviceParty).run()
 
     played(scenario())
 
@@ -249,9 +254,9 @@ def test_test_samples_that_come_to_no_numbers_on_most_devices_end_the_run_and_th
     async def scenario() -> None:
         async with deployed(tmp_path, None, THREE, SHORT, recipe=planned(1222)) as here:
             devices = started(here, DeviceParty, Untestable, Untestable)
-            with pytest.raises(TrainingDiverged, match="what 2 of 3 devices sent came to no numbers"):
+            with pytest.raises(TrainingDiverged, match="layers of 2 of 3 devices contain NaN or infinity"):
                 await here.run
-            assert "the run is over (it makes no sense any more" in await devices[0]
+            assert "the run is over (training has failed" in await devices[0]
             await ended(devices)
             assert not (tmp_path / "fed" / "model.safetensors").exists()
 
@@ -270,10 +275,10 @@ def test_a_device_whose_layers_came_to_no_numbers_says_so_instead_of_delivering_
         async with deployed(tmp_path, None, THREE, SHORT, recipe=planned(1222)) as here:
             *good, bad = started(here, DeviceParty, DeviceParty, before_delivering(_ruin))
             await here.finish(good)
-            with pytest.raises(TrainingDiverged, match="what this device has trained came to no numbers: layer 1 "):
+            with pytest.raises(TrainingDiverged, match="layers of this device contain NaN or infinity: layer 1 "):
                 await bad
-            assert any("device-3 gave up: what this device has trained" in line for line in here.lines)
-            assert here.edge.roster.by_number[2].violations == 0
+            assert any("device-3 gave up: layers of this device contain NaN" in line for line in here.lines)
+            assert here.conductor.protocol.devices[2].violations == 0
             assert here.conductor.ended_by == "rounds"
 
     played(scenario())
@@ -284,9 +289,9 @@ def test_a_run_ends_once_the_layers_of_most_devices_came_to_no_numbers(tmp_path:
         async with deployed(tmp_path, None, THREE, SHORT, recipe=planned(1222)) as here:
             ruined = before_delivering(_ruin)
             good, *bad = started(here, DeviceParty, ruined, ruined)
-            with pytest.raises(TrainingDiverged, match="what 2 of 3 devices sent came to no numbers"):
+            with pytest.raises(TrainingDiverged, match="layers of 2 of 3 devices contain NaN or infinity"):
                 await here.run
-            assert "it makes no sense any more" in await good
+            assert "training has failed" in await good
             assert [type(error) for error in await ended(bad)] == [TrainingDiverged] * 2
 
     played(scenario())
@@ -303,9 +308,12 @@ def test_nobody_is_accused_when_the_fed_server_forgets_layers_that_were_delivere
 
             async def forgotten(attempt: int, weights: Any, *, measured: int) -> wire.Closed:
                 if not refused.is_set():
-                    assert here.conductor.block is not None
+                    executor = here.conductor.executor
+                    assert executor.ledger is not None
                     here.fed.block = None
-                    await here.conductor.averaging.open_again(here.conductor.block)  # as when a device comes meanwhile
+                    executor.handle(
+                        await executor.averaging.reopen(executor.ledger)
+                    )  # as when a device comes meanwhile
                 closed = await close(attempt, weights, measured=measured)
                 missing.append(len(closed.missing))
                 refused.set()
@@ -322,7 +330,9 @@ def test_nobody_is_accused_when_the_fed_server_forgets_layers_that_were_delivere
             await here.finish(devices)
             assert missing == [3, 0]
             assert deliveries == [2, 2, 2]
-            assert [(member.violations, member.undelivered) for member in here.edge.roster.by_number] == [(0, 0)] * 3
+            assert [(member.violations, member.undelivered) for member in here.conductor.protocol.devices] == [
+                (0, 0)
+            ] * 3
             assert "version 1: layers 1 to 2 of 3 devices averaged" in here.lines
 
     played(scenario())
@@ -358,17 +368,17 @@ def test_own_layers_of_a_device_that_lost_its_layers_meanwhile_are_delivered_aga
             first_life = DeviceParty if before else before_delivering(lambda _device: asyncio.Event().wait())
             *others, lost = started(here, DeviceParty, DeviceParty, first_life)
             await here.until(reached.is_set)
-            block = here.conductor.block
+            block = here.conductor.protocol.block
             assert block is not None
             if before:
-                await here.until(lambda: 2 in block.delivered)
+                await here.until(lambda: 2 in block.deliveries.by_devices)
             lost.cancel()
             again = asyncio.create_task(made(here, 3, before_delivering(in_time)).run())
             await here.until(came_back.is_set)
-            assert 2 not in block.delivered
+            assert 2 not in block.deliveries.by_devices
             if delivered:
                 may_deliver.set()
-                await here.until(lambda: 2 in block.delivered)
+                await here.until(lambda: 2 in block.deliveries.by_devices)
             go_on.set()
             await here.finish([*others, again])
             assert [name for name, _ in own] == ["device-3", "device-3"]
@@ -388,9 +398,9 @@ def test_waiting_for_a_device_that_left_is_not_the_servers_time(tmp_path: Path) 
             accounts, stalled, rounds = here.conductor.accounts, asyncio.Event(), {}
             note_round = accounts.note_round
 
-            def noted(block: Any, current: Any, present: Any, loss: float, answered: float, turn_s: float) -> Any:
-                phases, round_s = note_round(block, current, present, loss, answered, turn_s)
-                rounds[current.number] = present, answered, phases["a3"]
+            def noted(block: Any, number: int, arrivals: Any, loss: float, answered: float, turn_s: float) -> Any:
+                phases, round_s = note_round(block, number, arrivals, loss, answered, turn_s)
+                rounds[number] = tuple(sorted(arrivals)), answered, phases["a3"]
                 return phases, round_s
 
             async def stall(round_: int) -> None:
@@ -401,7 +411,7 @@ def test_waiting_for_a_device_that_left_is_not_the_servers_time(tmp_path: Path) 
             accounts.note_round = noted  # type: ignore[method-assign]
             *others, leaving = started(here, DeviceParty, DeviceParty, before_sending(stall))
             await here.until(stalled.is_set)
-            await here.until(lambda: here.conductor.round is not None and len(here.conductor.round.arrivals) == 2)
+            await here.until(lambda: len(here.conductor.executor.arrivals) == 2)
             left = time.perf_counter()
             leaving.cancel()
             await here.until(lambda: 2 in rounds)
@@ -424,9 +434,9 @@ def test_a_run_that_is_done_writes_its_model_also_if_nobody_is_left_to_test_it(t
                 save(*arguments)
                 rules = conductor.recipe.deploy.model_copy(update={"start_deadline_s": 0.01})
                 conductor.recipe = conductor.recipe.model_copy(update={"deploy": rules})
-                for device, member in zip(devices, conductor.roster.by_number, strict=True):
-                    device.cancel()
-                    member.session = None
+                for task, device in zip(devices, conductor.protocol.devices, strict=True):
+                    task.cancel()
+                    device.connection = None
 
             conductor.journal.save = saved_and_left  # type: ignore[method-assign]
             assert await here.run == "rounds"
@@ -496,29 +506,33 @@ def test_work_is_worked_out_anew_once_another_device_has_measured_it() -> None:
 # --- lives that begin anew ---
 
 
-def test_a_device_that_announces_another_number_of_test_samples_begins_anew(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with deployed(tmp_path, None, THREE) as here:
-            session = Session(here.edge.roster.by_number[0])
-            here.conductor.edge_model.evaluate = lambda *_: (1, 0.5, 8)  # type: ignore[method-assign]
-            here.conductor.tests = tests = conducting.Tests(0)
+def test_a_device_that_announces_another_number_of_test_samples_begins_anew() -> None:
+    protocol = EdgeProtocol(["device-1"], Rules(quorum=1, round_deadline_s=60.0))
+    for event in (
+        events.Hello(connection=1, device=0),
+        events.Ready(connection=1, samples=10),
+        events.BlockOpened(7, number=1, first_round=1, rounds=1, cuts=(1,), planned=1, evaluate=True),
+        events.LayersGiven(7, device=0),
+    ):
+        protocol.handle(event, 0.0)
+    assert protocol.block is not None
+    tests = protocol.block.evaluation
+    assert tests is not None
 
-            async def test(number: int, announced: int) -> None:
-                told = wire.Activations(round=number, evaluation=True, evaluation_batches=announced)
-                nothing = torch.zeros(0)
-                await here.edge._test(session, Arrival(told, nothing, nothing, 0.0, 0.0, 0.0))
+    def test(number: int, announced: int) -> None:
+        for action in protocol.handle(events.Activations(1, 7, number, "evaluation", announced), 0.0):
+            assert action == EvaluateBatch(1, 7, 0, number)
+            protocol.handle(events.BatchEvaluated(7, 0, number, (1, 0.5, 8)), 0.0)
 
-            for number in range(2):
-                await test(number, 2)
-            assert tests.complete(0)
-            for number in range(3):
-                await test(number, 3)  # with more samples than it had in the life before
-                assert tests.complete(0) == (number == 2)
-            await test(0, 1)  # and with fewer
-            assert tests.complete(0)
-            assert tests.found[0] == {0: (1, 0.5, 8)}
-
-    played(scenario())
+    for number in range(2):
+        test(number, 2)
+    assert tests.complete(0)
+    for number in range(3):
+        test(number, 3)  # with more samples than it had in the life before
+        assert tests.complete(0) == (number == 2)
+    test(0, 1)  # and with fewer
+    assert tests.complete(0)
+    assert tests.found[0] == {0: (1, 0.5, 8)}
 
 
 def test_a_run_that_has_reached_its_target_is_not_trained_on_after_a_restart(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from typer.testing import CliRunner
 
 from adaptsfl.cli import app, failures
-from adaptsfl.deploy import certs
-from adaptsfl.deploy.certs import make_certificates, renew_certificate, valid_until
+from adaptsfl.deploy.security import certs
+from adaptsfl.deploy.security.certs import make_certificates, renew_certificate, valid_until
 from adaptsfl.errors import InvalidInput, NotWritten
 
 

@@ -14,7 +14,7 @@ import torch
 from adaptsfl.config import load_recipe
 from adaptsfl.data import load_dataset, prepare
 from adaptsfl.data.samples import Samples
-from adaptsfl.deploy.device_data import load_device_data
+from adaptsfl.deploy.parties.device.data import load_device_data
 from adaptsfl.deploy.terms import Terms
 from pictures import encoded, random_images
 
@@ -45,7 +45,7 @@ from pathlib import Path
 
 import adaptsfl.data.hub  # whatever reading takes beside samples is there before
 from adaptsfl.config import load_recipe
-from adaptsfl.deploy.device_data import load_device_data
+from adaptsfl.deploy.parties.device.data import load_device_data
 from adaptsfl.deploy.terms import Terms
 
 def kib(name):

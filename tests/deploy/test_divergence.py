@@ -12,13 +12,12 @@ import torch
 
 from adaptsfl.config import load_recipe
 from adaptsfl.decisions import Decision
-from adaptsfl.deploy import fed as fed_module
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.averaging import Averaged
-from adaptsfl.deploy.block import OpenBlock
-from adaptsfl.deploy.fed import FedServer
-from adaptsfl.deploy.fed_client import LARGEST_DIVERGENCE, FedClient
 from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.parties.fed import server as fed_module
+from adaptsfl.deploy.parties.fed.client import LARGEST_DIVERGENCE, FedClient
+from adaptsfl.deploy.parties.fed.server import FedServer
+from adaptsfl.deploy.protocol.events import Averaged
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import BadMessage
 from adaptsfl.runs.backend import Order
@@ -50,7 +49,7 @@ def fed_server(folder: Path) -> FedServer:
 
 def deliver(fed: FedServer, copies: dict[str, LayerStates]) -> None:
     """Open a block at the fed server and put all copies there, each from the party that would bring it."""
-    fed.block = fed_module.OpenBlock(ATTEMPT, 0, max(CUTS.values()), CUTS, {})
+    fed.block = fed_module.FedBlock(ATTEMPT, 0, max(CUTS.values()), CUTS, {})
     for name, cut in CUTS.items():
         fed.block.from_devices[name] = {k: state for k, state in copies[name].items() if k <= cut}
         fed.block.from_edge[name] = {k: state for k, state in copies[name].items() if k > cut}
@@ -206,15 +205,15 @@ def test_a_deployment_has_the_simulators(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with deployed(tmp_path, None, *changes) as here:
-            averaging, losing = here.conductor.averaging, Losing(here.conductor.fed.calls)
+            averaging, losing = here.conductor.executor.averaging, Losing(here.conductor.fed.calls)
             averaging.measure_divergence, here.conductor.fed.calls = True, losing
-            unwatched = averaging.close
+            unwatched = averaging.average
 
-            async def watched(block: OpenBlock) -> Averaged:
-                found.append(await unwatched(block))
+            async def watched(*arguments: Any) -> Averaged:
+                found.append(await unwatched(*arguments))
                 return found[-1]
 
-            averaging.close = watched  # type: ignore[method-assign]
+            averaging.average = watched  # type: ignore[method-assign]
             devices = [here.device(f"device-{k}", probe_links=False) for k in range(1, 5)]
             await here.finish([asyncio.create_task(device.run()) for device in devices])
             assert len(losing.lost) == 3

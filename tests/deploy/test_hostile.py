@@ -14,13 +14,16 @@ import pytest
 import torch
 
 from adaptsfl.costs import CutCosts
-from adaptsfl.deploy import conductor as conducting
-from adaptsfl.deploy import service, sessions
+from adaptsfl.deploy import service
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.certs import make_certificates
-from adaptsfl.deploy.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.parties.edge import sessions
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.sessions import Member, Session
+from adaptsfl.deploy.protocol import state as protocol_state
+from adaptsfl.deploy.security import limits
+from adaptsfl.deploy.security.certs import make_certificates
 from adaptsfl.deploy.service import STRIKES
-from adaptsfl.deploy.sessions import Member, Session
 from adaptsfl.deploy.terms import PROTOCOL
 from adaptsfl.errors import BadMessage, Refused, TrainingDiverged
 from adaptsfl.latency import phase_times
@@ -46,7 +49,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is shut out, so that every message gets as deep as it can."""
-    for module in (service, sessions):
+    for module in (service, protocol_state):
         monkeypatch.setattr(module, "STRIKES", 10**9)
         monkeypatch.setattr(module, "MOST_VIOLATIONS", 10**9)
     monkeypatch.setattr(sessions, "JOINS_PER_MINUTE", 10**9)
@@ -170,7 +173,7 @@ def test_three_violations_shut_a_device_out_of_everything(tmp_path: Path, certs:
 
 def test_a_device_may_not_do_anything_too_often(tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All within one minute, however long it takes here."""
-    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
     async def main() -> None:
         async with deployed(tmp_path, certs) as deployment:
@@ -220,10 +223,11 @@ def test_devices_that_say_nothing_hold_nobody_up_for_long(
                 calls.append(
                     await hold_open(liar, "Edge", "train", [liar.hello(), wire.FromDevice(ready=liar.ready())])
                 )
-            members = [deployment.conductor.roster.members[name] for name in HOSTILE]
-            await deployment.until(lambda: all(m.session is not None for m in members[1:]))
+            protocol = deployment.conductor.protocol
+            members = [device for device in protocol.devices if device.name in HOSTILE]
+            await deployment.until(lambda: all(m.connection is not None for m in members[1:]))
             devices = joined(deployment, HONEST)
-            await deployment.until(lambda: deployment.conductor.block is not None and members[2].attempt != 0)
+            await deployment.until(lambda: protocol.block is not None and members[2].attempt != 0)
             silent[2].plan = wire.Plan(attempt=members[2].attempt, cut=members[2].cut, next_round=1)
             await calls[2].write(wire.FromDevice(activations=silent[2].batch()[0]).SerializeToString())
             await deployment.finish(devices)
@@ -260,7 +264,7 @@ def test_whoever_claims_deliveries_that_never_came_is_shut_out(tmp_path: Path, c
             end_soon(deployment)
             await deployment.finish(devices)
             assert deployment.status("device-4").state == "quarantined"
-            assert deployment.conductor.roster.members["device-4"].undelivered == STRIKES
+            assert deployment.conductor.protocol.devices[3].undelivered == STRIKES
 
     asyncio.run(main())
 
@@ -274,7 +278,9 @@ def test_a_model_that_diverged_is_nobodys_fault(tmp_path: Path, certs: Path) -> 
             devices = joined(deployment, ("device-1", "device-2", "device-3", "device-4"))
             with pytest.raises(TrainingDiverged, match=r"Lower training\.learning_rate"):
                 await asyncio.wait_for(deployment.run, PATIENCE_S)
-            assert all(not deployment.conductor.roster.members[name].quarantined for name in HONEST)
+            assert all(
+                not device.quarantined for device in deployment.conductor.protocol.devices if device.name in HONEST
+            )
             for task in devices:
                 task.cancel()
             await asyncio.gather(*devices, return_exceptions=True)

@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from adaptsfl.deploy import certs, identity
-from adaptsfl.deploy.certs import make_certificates
-from adaptsfl.deploy.identity import (
+from adaptsfl.deploy.security import certs, identity
+from adaptsfl.deploy.security.certs import make_certificates
+from adaptsfl.deploy.security.identity import (
     SERVER_OPTIONS,
     Credentials,
     CredentialsWarning,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from adaptsfl.config import load_recipe
-from adaptsfl.deploy import conductor as conducting
-from adaptsfl.deploy.journal import Journal, Progress
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.parties.edge.journal import Journal, RunProgress
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
@@ -294,7 +294,7 @@ def test_a_record_that_lacks_blocks_is_refused(tmp_path: Path, left: int) -> Non
     journal, block = journal_of(tmp_path)
     for number in (1, 2):
         journal.add(replace(block, block=number, first_round=number))
-    journal.save(Progress(rounds=2, blocks=2), {})
+    journal.save(RunProgress(rounds=2, blocks=2), {})
     (progress, _, blocks) = journal.begin() or pytest.fail("there is a checkpoint")
     assert progress.rounds == len(blocks) == 2
     lines = (tmp_path / RECORD).read_text().splitlines(keepends=True)
@@ -347,7 +347,7 @@ def test_plans_are_made_beside_the_event_loop(tmp_path: Path) -> None:
             running = devices(here, 2)
             await here.until(lambda: len(SHOWN[0]) == 2)
             running.append(asyncio.create_task(here.device("device-3", probe_links=False).run()))
-            await here.until(lambda: here.conductor.roster.by_number[2].session is not None)
+            await here.until(lambda: here.conductor.protocol.devices[2].connection is not None)
             assert not here.run.done()
             for event in THINK:
                 event.set()
@@ -357,7 +357,7 @@ def test_plans_are_made_beside_the_event_loop(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_stopped_does_not_wait_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptsfl.deploy.backend.ENDING_S", 1e6)  # it would wait for ever
+    monkeypatch.setattr("adaptsfl.deploy.parties.edge.backend.ENDING_S", 1e6)  # it would wait for ever
     THINK.extend(threading.Event() for _ in range(20))
 
     async def scenario() -> None:

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from adaptsfl.cli import app
-from adaptsfl.deploy.certs import make_certificates
-from adaptsfl.deploy.identity import SERVER_OPTIONS, Credentials, listen, load_credentials
+from adaptsfl.deploy.security.certs import make_certificates
+from adaptsfl.deploy.security.identity import SERVER_OPTIONS, Credentials, listen, load_credentials
 from adaptsfl.deploy.service import METHODS, OPTIONS, Service
 from deploy.deployed import PATIENCE_S
 

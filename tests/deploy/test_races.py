@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,19 @@ import pytest
 import torch
 
 from adaptsfl.config import load_recipe
-from adaptsfl.deploy.conductor import Conductor
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.edge import EdgeServer
-from adaptsfl.deploy.edge_model import EdgeModel, Spoilt
-from adaptsfl.deploy.fed import FedServer
-from adaptsfl.deploy.identity import SERVER_OPTIONS, Party, listen, open_channel
 from adaptsfl.deploy.layers_file import Template
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.edge.conductor import Conductor
+from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
+from adaptsfl.deploy.parties.edge.service import EdgeService
+from adaptsfl.deploy.parties.edge.sessions import Arrival, Session
+from adaptsfl.deploy.parties.fed.server import FedServer
+from adaptsfl.deploy.parties.local_fleet import free_port
+from adaptsfl.deploy.protocol import rounds
+from adaptsfl.deploy.protocol.state import BlockState, State
+from adaptsfl.deploy.security.identity import SERVER_OPTIONS, Party, listen, open_channel
 from adaptsfl.deploy.service import Calls, NotNow, Service
-from adaptsfl.deploy.sessions import Arrival, Session
 from adaptsfl.deploy.terms import Terms
-from adaptsfl.deploy.up import free_port
 from adaptsfl.errors import InvalidInput
 from adaptsfl.files import held
 from deploy.deployed import HERE, PATIENCE_S, RECIPE
@@ -72,7 +74,7 @@ def _set() -> asyncio.Event:
 class House:
     """All parties of a run."""
 
-    edge: EdgeServer
+    edge: EdgeService
     addresses: tuple[str, str]
     said: list[str]
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
@@ -96,8 +98,7 @@ class House:
             await asyncio.sleep(0.01)
 
     def deadline(self, seconds: float) -> None:
-        rules = self.conductor.recipe.deploy.model_copy(update={"round_deadline_s": seconds})
-        self.conductor.recipe = self.conductor.recipe.model_copy(update={"deploy": rules})
+        self.conductor.protocol.rules = replace(self.conductor.protocol.rules, round_deadline_s=seconds)
 
 
 @asynccontextmanager
@@ -109,7 +110,7 @@ async def house(folder: Path, *changes: str) -> AsyncIterator[House]:
     to_edge, to_fed = (f"127.0.0.1:{free_port()}" for _ in range(2))
     fed = FedServer(Terms.of(recipe), folder / "fed", said.append)
     async with open_channel(to_fed, "fed", None, Party("edge", "edge")) as channel:
-        edge = EdgeServer(Conductor(recipe, folder / "edge", Calls(channel, "Fed"), say=said.append))
+        edge = EdgeService(Conductor(recipe, folder / "edge", Calls(channel, "Fed"), say=said.append))
         servers = [await _served(fed, to_fed), await _served(edge, to_edge)]
         built = House(edge, (to_edge, to_fed), said)
         try:
@@ -141,7 +142,12 @@ def on_arrival(monkeypatch: pytest.MonkeyPatch, number: int, round_: int, act: C
 
     async def receive(self: Session, *arguments: Any) -> Arrival:
         arrival = await original(self, *arguments)
-        if self.member.number == number and arrival.told.round == round_ and not arrival.told.evaluation and not done:
+        if (
+            self.member.number == number
+            and arrival.header.round == round_
+            and not arrival.header.evaluation
+            and not done
+        ):
             done.append(True)
             act()
         return arrival
@@ -196,7 +202,7 @@ def test_activations_whose_device_is_lost_before_they_are_used_count(
             busy, read = threading.Event(), asyncio.Event()
 
             def act() -> None:
-                here.conductor._thread.submit(busy.wait, PATIENCE_S)  # so that what was read has to wait
+                here.conductor.executor._thread.submit(busy.wait, PATIENCE_S)  # so that what was read has to wait
                 read.set()
 
             on_arrival(monkeypatch, 1, 2, act)
@@ -205,7 +211,7 @@ def test_activations_whose_device_is_lost_before_they_are_used_count(
             lost = here.start(here.device(2).run())
             await read.wait()
             lost.cancel()
-            await here.until(lambda: here.conductor.roster.by_number[1].session is None)
+            await here.until(lambda: here.conductor.protocol.devices[1].connection is None)
             busy.set()
             again = here.start(here.device(2).run())
             assert await run == "rounds"
@@ -223,7 +229,7 @@ def test_a_device_that_comes_back_is_sent_nothing_before_its_plan(tmp_path: Path
             here.start(first.run())
             lost = here.start(second.run())
             await here.until(lambda: here.conductor.progress.rounds == 1)
-            await here.until(lambda: here.conductor.round is not None and list(here.conductor.round.arrivals) == [1])
+            await here.until(lambda: list(here.conductor.executor.arrivals) == [1])
             lost.cancel()
             again = here.device(2)
             preparing, prepare = again.stop_at("preparing")
@@ -248,9 +254,8 @@ def test_what_a_lost_device_had_sent_gives_way_to_what_it_sends_with_new_layers(
             here.start(first.run())
             lost = here.start(here.device(2).run())
             await waiting.wait()
-            await here.until(lambda: here.conductor.round is not None and 1 in here.conductor.round.arrivals)
-            assert here.conductor.round is not None
-            arrivals = here.conductor.round.arrivals
+            await here.until(lambda: 1 in here.conductor.executor.arrivals)
+            arrivals = here.conductor.executor.arrivals
             before = arrivals[1]
             lost.cancel()
             over = here.start(here.device(2).run())
@@ -263,8 +268,8 @@ def test_what_a_lost_device_had_sent_gives_way_to_what_it_sends_with_new_layers(
     played(scenario())
 
 
-def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None:
-    here_edge: list[EdgeServer] = []
+def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here_edge: list[EdgeService] = []
 
     class Broken(Slow):
         breaks = 1
@@ -277,7 +282,8 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None
                 await super()._evaluate(stream)
                 object.__setattr__(self.data, "test_batches", batches)
                 self._holding().evaluated = False
-                session = here_edge[0].roster.by_number[1].session
+                executor = here_edge[0].executor
+                session = executor._sessions[executor.protocol.devices[1].connection]
                 session.close(NotNow("cut"))  # as it looks from here when the connection is lost
                 return
             await super()._evaluate(stream)
@@ -288,14 +294,14 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None
             for device in (here.device(1), here.device(2, Broken)):
                 here.start(device.run())
             counted: list[int] = []
-            end = here.conductor._end_tests
+            end = rounds.end_evaluation
 
-            def ended() -> None:
-                if here.conductor.tests is not None:
-                    counted.append(sum(row[2] for rows in here.conductor.tests.found.values() for row in rows.values()))
-                end()
+            def ended(state: State, block: BlockState) -> None:
+                if block.evaluation is not None:
+                    counted.append(sum(row[2] for rows in block.evaluation.found.values() for row in rows.values()))
+                end(state, block)
 
-            here.conductor._end_tests = ended  # type: ignore[method-assign]
+            monkeypatch.setattr(rounds, "end_evaluation", ended)
             assert await here.conductor.run() == "rounds"
             assert counted == [40]
 
@@ -305,13 +311,13 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path) -> None
 def test_an_answer_that_comes_twice_is_followed_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path, ALL_NEEDED, NO_DEADLINE) as here:
-            answer = here.conductor._answer
+            answer = here.conductor.executor._send_gradients
 
             def answer_twice(*arguments: Any) -> None:
                 answer(*arguments)
                 answer(*arguments)
 
-            here.conductor._answer = answer_twice  # type: ignore[method-assign]
+            here.conductor.executor._send_gradients = answer_twice  # type: ignore[method-assign]
             devices = [here.start(here.device(number).run()) for number in (1, 2)]
             assert await here.conductor.run() == "rounds"
             assert all("the run is over" in reason for reason in await asyncio.gather(*devices))
@@ -340,7 +346,7 @@ def test_a_device_whose_gradients_are_no_numbers_is_left_out_and_the_others_are_
             edge.server.backward = lambda: [torch.full_like(backward()[0], torch.nan), torch.zeros(1)]
         edge.receive(1, sent[1])
         if spoilt:
-            with pytest.raises(Spoilt, match="0"):
+            with pytest.raises(RejectedActivations, match="0"):
                 edge.train(1, (0, 1), labels, [0.5, 0.5])
             edge.server.backward = backward
         edge.train(1, (1,), labels, [1.0])

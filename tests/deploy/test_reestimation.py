@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from adaptsfl.config import load_recipe
-from adaptsfl.deploy import conductor as conducting
 from adaptsfl.deploy import moments_file
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.device_data import load_device_data
-from adaptsfl.deploy.identity import Party
 from adaptsfl.deploy.moments_file import MomentsTemplate
+from adaptsfl.deploy.parties.device.data import load_device_data
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.security.identity import Party
 from adaptsfl.deploy.service import NotNow
 from adaptsfl.deploy.wire_pb2 import Layers, LayersPart
 from adaptsfl.errors import BadMessage
@@ -184,7 +184,7 @@ def test_a_fed_server_that_forgets_costs_one_evaluation(tmp_path: Path) -> None:
             fed.merge_moments = forgotten  # type: ignore[method-assign]
             await here.finish(started(here, *[DeviceParty] * 3))
             assert any("no evaluation this time" in line for line in here.lines)
-            assert all(member.violations == 0 for member in here.edge.roster.by_number)
+            assert all(member.violations == 0 for member in here.conductor.protocol.devices)
 
     played(scenario())
     assert list(evaluations_of(tmp_path / "run")) == [2, 3]
@@ -289,7 +289,7 @@ def test_who_claims_moments_that_never_came_is_sent_away(tmp_path: Path) -> None
         async with deployed(tmp_path, None, *CHANGES, recipe=planned(1222)) as here:
             devices = started(here, DeviceParty, DeviceParty, Claiming)
             await here.finish(devices[:2])
-            bad = here.edge.roster.by_number[2]
+            bad = here.conductor.protocol.devices[2]
             assert bad.undelivered > 0 or bad.violations > 0
             assert "none are" in bad.last_error or "times in a row" in bad.last_error
             await ended(devices)
@@ -315,7 +315,7 @@ def test_activations_that_swell_the_statistics_cost_their_device_only(tmp_path: 
         async with deployed(tmp_path, None, *CHANGES, recipe=planned(plan)) as here:
             devices = started(here, DeviceParty, DeviceParty, Spoiling)
             await here.finish(devices[:2])
-            assert here.edge.roster.by_number[2].violations > 0
+            assert here.conductor.protocol.devices[2].violations > 0
             await ended(devices)
 
     played(scenario())
@@ -338,7 +338,7 @@ def test_layers_that_become_common_at_the_end_have_their_statistics_too(tmp_path
             async def without_the_third() -> bool:
                 if not gone.is_set():
                     devices[2].cancel()
-                    await here.until(lambda: here.conductor.roster.by_number[2].session is None)
+                    await here.until(lambda: here.conductor.protocol.devices[2].connection is None)
                     gone.set()
                 return await evaluate_last()
 

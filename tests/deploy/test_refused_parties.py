@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import warm
-from adaptsfl.deploy import certs as making
-from adaptsfl.deploy.certs import make_certificates
-from adaptsfl.deploy.device import DeviceParty
-from adaptsfl.deploy.identity import Credentials, Party
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.security import certs as making
+from adaptsfl.deploy.security.certs import make_certificates
+from adaptsfl.deploy.security.identity import Credentials, Party
 from adaptsfl.errors import Refused
 from deploy.in_process import PATIENCE_S, Deployment, deployed
 
@@ -73,7 +73,7 @@ def test_who_may_not_take_part_is_told_why_and_ends(
             assert "device-2 calls itself 'device-1'" in said
             assert deployment.status("device-2").violations == 1
             assert deployment.status("device-1").violations == 0
-            assert not deployment.conductor.roster.here()
+            assert not deployment.conductor.protocol.here()
 
     asyncio.run(main())
 

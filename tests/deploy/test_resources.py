@@ -9,9 +9,9 @@ import torch
 
 from adaptsfl import latency
 from adaptsfl.costs import CutCosts
-from adaptsfl.deploy.clock import ALL, BlockClock
 from adaptsfl.deploy.layers_file import to_bytes, without_optimizer
-from adaptsfl.deploy.resources import FASTEST, TRAVELLING, WHOLE_BITS, MeasuredFleet, Moving
+from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
+from adaptsfl.deploy.parties.edge.resources import FASTEST, TRAVELLING, WHOLE_BITS, MeasuredFleet, Moving
 from adaptsfl.deploy.wire_pb2 import Rates, Ready
 from adaptsfl.errors import BadMessage
 from adaptsfl.models import build, profile, split
@@ -213,7 +213,7 @@ def test_time_does_not_run_back() -> None:
 
 def test_rounds_are_timed_from_answer_to_answer() -> None:
     clock = BlockClock(0.0)
-    clock.told(1.0)
+    clock.begin_rounds(1.0)
     assert clock.answered(3.0, first=True) == pytest.approx(2.0)
     assert clock.answered(4.5, first=False) == pytest.approx(1.5)
     clock.passed(5.0, "fed server", b2=ALL)

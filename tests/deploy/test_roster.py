@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from adaptsfl.costs import CutCosts
-from adaptsfl.deploy.resources import MeasuredFleet
-from adaptsfl.deploy.roster import Roster
-from adaptsfl.deploy.sessions import Session
-from adaptsfl.deploy.status import Board, Status
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.roster import Roster
+from adaptsfl.deploy.protocol import EdgeProtocol, events
+from adaptsfl.deploy.protocol.state import Rules
+from adaptsfl.deploy.status.board import Board, Status
 from adaptsfl.training.settings import OptimizerSettings
 
 COSTS = CutCosts(*([1e6, 2e6],) * 2, *([1e5, 1e4],) * 2, [1e5, 2e5])
@@ -18,22 +19,22 @@ COSTS = CutCosts(*([1e6, 2e6],) * 2, *([1e5, 1e4],) * 2, [1e5, 2e5])
 def roster(*, quorum: int = 2, by_size: bool = False, say: Callable[[str], None] = lambda _text: None) -> Roster:
     names = ["kitchen", "hall", "attic"]
     measured = MeasuredFleet(COSTS, names, 8, OptimizerSettings())
-    return Roster(names, quorum, by_size=by_size, measured=measured, board=Board(Status("test", 0.0)), say=say)
+    protocol = EdgeProtocol(names, Rules(quorum, 60.0))
+    return Roster(protocol, by_size=by_size, measured=measured, board=Board(Status("test", 0.0)), say=say)
 
 
 def connected(found: Roster, *numbers: int) -> None:
     for number in numbers:
-        found.by_number[number].session = Session(found.by_number[number])
+        found.protocol.handle(events.Hello(number, number), 0.0)
+        found.protocol.handle(events.Ready(number, 10), 0.0)
 
 
 def test_a_device_whose_connection_is_being_ended_is_not_here() -> None:
     found = roster()
     connected(found, 0, 2)
-    session = found.by_number[0].session
-    assert session is not None
-    assert [member.name for member in found.here()] == ["kitchen", "attic"]
-    session.close()
-    assert [member.name for member in found.here()] == ["attic"]
+    assert [device.name for device in found.protocol.here()] == ["kitchen", "attic"]
+    found.protocol.handle(events.Closing(0), 0.0)
+    assert [device.name for device in found.protocol.here()] == ["attic"]
 
 
 def test_enough_are_waited_for_as_long_as_is_said() -> None:
@@ -67,26 +68,26 @@ def test_whoever_waits_is_told_that_it_was_given_up_once() -> None:
 
 def test_devices_count_by_their_samples_or_alike() -> None:
     for found, shares in ((roster(), [0.5, 0.5]), (roster(by_size=True), [0.25, 0.75])):
-        found.by_number[0].samples, found.by_number[1].samples = 10, 30
+        found.protocol.devices[0].samples, found.protocol.devices[1].samples = 10, 30
         assert found.shares([0, 1]) == shares
 
 
 def test_people_see_how_every_device_is_in_a_word() -> None:
     found = roster()
-    member = found.by_number[1]
+    device = found.protocol.devices[1]
 
     def seen() -> str:
-        found.tell_of(member)
+        found.show([1])
         return found.board.status.devices[1].state
 
     assert [device.state for device in found.board.status.devices] == ["away"] * 3
     connected(found, 1)
     assert seen() == "waiting"
-    member.attempt = 7
+    device.attempt = 7
     assert seen() == "training"
-    member.late = True
+    device.late = True
     assert seen() == "late"
-    member.session = None
+    device.connection = None
     assert seen() == "away"
-    member.quarantined = True
+    device.quarantined = True
     assert seen() == "quarantined"

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from adaptsfl.deploy import status as status_module
-from adaptsfl.deploy.status import Board, DeviceStatus, Status, status_data
+from adaptsfl.deploy.status import board as status_module
+from adaptsfl.deploy.status.board import Board, DeviceStatus, Status, status_data
 from adaptsfl.latency import PHASES
 
 

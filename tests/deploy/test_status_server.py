@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptsfl.deploy import status_server
-from adaptsfl.deploy.status import Board, Status
-from adaptsfl.deploy.status_server import StatusServer, page_text, serve_status
+from adaptsfl.deploy.status import server as status_server
+from adaptsfl.deploy.status.board import Board, Status
+from adaptsfl.deploy.status.server import StatusServer, page_text, serve_status
 from adaptsfl.errors import InvalidInput
 from browser import asked, dom, needs_chromium
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from adaptsfl.deploy import fed as fed_module
 from adaptsfl.deploy import service
-from adaptsfl.deploy.device import DeviceParty
 from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.parties.device.party import DeviceParty
+from adaptsfl.deploy.parties.fed import server as fed_module
 from adaptsfl.deploy.transfer import chunks
 from deploy.in_process import Deployment, deployed
 
@@ -147,7 +147,7 @@ async def trained(deployment: Deployment, secrets: Secrets, monkeypatch: pytest.
     """Train to the end, and note all averages of the layers up to the floor."""
     averaged = deployment.fed._averaged
 
-    def noting(block: fed_module.OpenBlock, weights: dict[str, float]) -> LayerStates:
+    def noting(block: fed_module.FedBlock, weights: dict[str, float]) -> LayerStates:
         states = averaged(block, weights)
         secrets.averaged.extend(tensors_up_to_the_floor(states))
         return states

@@ -6,8 +6,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from adaptsfl.deploy import conductor as conducting
-from adaptsfl.deploy import parties
+from adaptsfl.deploy.parties import processes
+from adaptsfl.deploy.parties.edge import conductor as conducting
+from adaptsfl.deploy.parties.edge import executor as executing
 from deploy.deployed import PATIENCE_S
 
 LONG_S = 1e6  # longer than any deadline
@@ -26,10 +27,11 @@ def by_signal() -> None:
     def pass_now(_number: int, _frame: Any) -> None:
         passed[0] += LONG_S
         for loop, conductor in known:
-            loop.call_soon_threadsafe(conductor.roster.wake)
+            loop.call_soon_threadsafe(conductor.executor.tick)
 
     clock = {name: getattr(time, name) for name in ("time", "perf_counter")}
-    conducting.time = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0], **clock)  # type: ignore[assignment]
+    told = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0], **clock)
+    conducting.time = executing.time = told  # type: ignore[assignment]
     conducting.FAREWELL_S = PATIENCE_S
-    parties.Conductor = Told  # type: ignore[misc]
+    processes.Conductor = Told  # type: ignore[misc]
     signal.signal(signal.SIGUSR1, pass_now)

@@ -40,12 +40,12 @@ def serve_edge(
     """Plan, and train the common layers for all devices; stopped, the same command goes on where it was."""
     with explaining(recipe):
         need_deploy()
-        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
+        from adaptsfl.deploy.parties import processes  # noqa: PLC0415 (imports torch)
 
         content = load_recipe(recipe, override or ())
         folder = out or Path("runs") / folder_name(content.name or recipe.stem) / "edge"
         credentials = chosen_credentials(certs, "edge", insecure=insecure)
-        asyncio.run(parties.serve_edge(content, listen, fed, credentials, folder, tell, status_port=status_port))
+        asyncio.run(processes.serve_edge(content, listen, fed, credentials, folder, tell, status_port=status_port))
         show_runs(find_runs([folder]), folder / "report.html")
 
 
@@ -61,12 +61,12 @@ def serve_fed(
     """Average the devices' layers, and put the model together at the end."""
     with explaining(recipe):
         need_deploy()
-        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
+        from adaptsfl.deploy.parties import processes  # noqa: PLC0415 (imports torch)
 
         content = load_recipe(recipe, override or ())
         folder = out or Path("runs") / folder_name(content.name or recipe.stem) / "fed"
         credentials = chosen_credentials(certs, "fed", insecure=insecure)
-        asyncio.run(parties.serve_fed(content, listen, credentials, folder, tell))
+        asyncio.run(processes.serve_fed(content, listen, credentials, folder, tell))
 
 
 def join(
@@ -93,12 +93,12 @@ def join(
     """Train as a device of a deployment, on data that never leave this machine."""
     with explaining():
         need_deploy()
-        from adaptsfl.deploy import parties  # noqa: PLC0415 (imports torch)
-        from adaptsfl.deploy.identity import Party  # noqa: PLC0415
+        from adaptsfl.deploy.parties import processes  # noqa: PLC0415 (imports torch)
+        from adaptsfl.deploy.security.identity import Party  # noqa: PLC0415
 
         credentials = chosen_credentials(certs, name, insecure=insecure)
         reason = asyncio.run(
-            parties.join(
+            processes.join(
                 Party("device", name),
                 edge,
                 fed,
@@ -126,7 +126,7 @@ def up(
     """Start a whole deployment on this machine, over TLS: fed server, edge server and devices."""
     with explaining(recipe):
         need_deploy()
-        from adaptsfl.deploy.up import fleet_up  # noqa: PLC0415
+        from adaptsfl.deploy.parties.local_fleet import fleet_up  # noqa: PLC0415
 
         content = load_recipe(recipe, override or ())
         folder = out or Path("runs") / f"{folder_name(content.name or recipe.stem)}-up"

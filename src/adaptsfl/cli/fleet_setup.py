@@ -76,8 +76,8 @@ def _probe_layers(what: str, options: Sequence[str], batch_size: int | None) -> 
 def _probe_links(servers: Mapping[str, str], name: str, certs: Path | None, *, insecure: bool) -> dict[str, Any]:
     """Measure the links to servers; what is too fast to measure is null."""
     need_deploy()
-    from adaptsfl.deploy.identity import Party  # noqa: PLC0415 (an extra)
-    from adaptsfl.deploy.probe import probe_links  # noqa: PLC0415 (imports torch)
+    from adaptsfl.deploy.parties.probe import probe_links  # noqa: PLC0415 (imports torch)
+    from adaptsfl.deploy.security.identity import Party  # noqa: PLC0415 (an extra)
 
     credentials = chosen_credentials(certs, name, insecure=insecure)
     rates = asyncio.run(probe_links(servers, credentials, Party("device", name)))  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def certs(
     """Make certificates for the servers and devices of a deployment; those that are there are left alone."""
     with explaining():
         need_cryptography()
-        from adaptsfl.deploy.certs import make_certificates, renew_certificate, valid_until  # noqa: PLC0415 (an extra)
+        from adaptsfl.deploy.security.certs import make_certificates, renew_certificate, valid_until  # noqa: PLC0415 (an extra)
 
         wanted = [*(f"device-{number}" for number in range(1, devices + 1)), *(device or ())]
         made = [path for name in renew or () for path in renew_certificate(folder, name, days=days)]

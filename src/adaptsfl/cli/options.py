@@ -39,7 +39,7 @@ def folder_name(name: str) -> str:
 
 def chosen_credentials(folder: Path | None, name: str, *, insecure: bool) -> Any:
     """Return a party's certificate and key, or nothing if it was asked for in so many words."""
-    from adaptsfl.deploy.identity import load_credentials  # noqa: PLC0415
+    from adaptsfl.deploy.security.identity import load_credentials  # noqa: PLC0415
 
     if insecure:
         if folder is not None:

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -12,7 +11,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.identity import Party, caller, require
+from adaptsfl.deploy.security.identity import Party, caller, require
+from adaptsfl.deploy.security.limits import MOST_VIOLATIONS, STRIKES, RateLimit
 from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Meter, parser, serializer
 from adaptsfl.errors import BadMessage, NotWritten
 
@@ -37,8 +37,6 @@ METHODS: dict[str, dict[str, tuple[bool, bool, Any, Any]]] = {
 OPTIONS = (("grpc.max_receive_message_length", LARGEST_MESSAGE), ("grpc.max_send_message_length", LARGEST_MESSAGE))
 ECHO_BYTES, ECHO_CHUNKS = 2**22, 64  # the most that one measurement of a link may send
 ECHOES_PER_MINUTE = 12  # of one device
-# Violations after which a device is shut out: in a row, and in all.
-STRIKES, MOST_VIOLATIONS = 3, 20
 MOST_CALLS = 8  # of one device at a time; those of a connection that broke may linger
 
 
@@ -52,24 +50,6 @@ class TooMuch(Exception):
 
 class ShutOut(Exception):
     """A call of a device that has broken the protocol too often."""
-
-
-class Pace:
-    """At most so many times a minute."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._times: deque[float] = deque()
-
-    def allows(self) -> bool:
-        """Whether it may be once more, which then counts."""
-        now = time.monotonic()
-        while self._times and now - self._times[0] > 60:
-            self._times.popleft()
-        if len(self._times) >= self._most:
-            return False
-        self._times.append(now)
-        return True
 
 
 class Service:
@@ -88,7 +68,7 @@ class Service:
         self._calls: Counter[Party] = Counter()
         self._strikes: Counter[Party] = Counter()  # in a row
         self._violations: Counter[Party] = Counter()  # in all
-        self._echoes: dict[Party, Pace] = defaultdict(lambda: Pace(ECHOES_PER_MINUTE))
+        self._echoes: dict[Party, RateLimit] = defaultdict(lambda: RateLimit(ECHOES_PER_MINUTE))
 
     def violated(self, party: Party, reason: str) -> None:
         """Take note that a device broke the protocol."""
@@ -109,7 +89,7 @@ class Service:
     def _watching(self, party: Party | None) -> Iterator[None]:
         """Let a device have no more than its share, and count what it breaks. Servers are not counted."""
         if party is None or party.role != "device":
-            yield  # `require` has the word
+            yield  # `require` decides
             return
         if why := self.shut_out(party):
             raise ShutOut(f"{party} is shut out: {why}")

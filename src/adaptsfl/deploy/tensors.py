@@ -25,8 +25,8 @@ MOST_DIMENSIONS = 8  # of any tensor; the product of thousands of them would kee
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**121
 
 
-class NoNumbers(BadMessage):
-    """NaN or infinity came, or what leads to it: by a bad device, or because the model has diverged."""
+class NonFiniteTensor(BadMessage):
+    """A tensor contains NaN or infinity, or leads to it: a device is broken, or training has diverged."""
 
 
 def pack(tensor: Tensor, wire_dtype: str) -> tuple[TensorHeader, memoryview]:
@@ -77,7 +77,7 @@ def unpack(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
     if header.dtype == "int8":
         tensor *= header.scale
     if not all_finite(tensor):
-        raise NoNumbers("a tensor with NaN or infinity came")
+        raise NonFiniteTensor("a tensor with NaN or infinity came")
     return tensor
 
 

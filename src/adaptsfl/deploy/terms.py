@@ -15,7 +15,7 @@ from torch import Tensor
 from adaptsfl import checks
 from adaptsfl.checks import printable, short
 from adaptsfl.config import DataConfig, Recipe, RunConfig, parse
-from adaptsfl.deploy.certs import is_device_name
+from adaptsfl.deploy.security.certs import is_device_name
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
 from adaptsfl.loading import classes_of, split_model
 from adaptsfl.models import SplitModel
@@ -56,29 +56,30 @@ class Terms:
 
     def to_json(self) -> str:
         """Return what devices are told."""
-        told = self.recipe.model_dump(mode="json", include=set(SHARED))
-        told["data"] |= LOCAL
-        told["deploy"]["devices"] = None  # no device needs to know the others
+        settings = self.recipe.model_dump(mode="json", include=set(SHARED))
+        settings["data"] |= LOCAL
+        settings["deploy"]["devices"] = None  # no device needs to know the others
         return json.dumps(
-            {"recipe": told, "seed": self.seed, "devices": self.devices, "test_samples": self.test_samples}
+            {"recipe": settings, "seed": self.seed, "devices": self.devices, "test_samples": self.test_samples}
         )
 
     @classmethod
     def from_json(cls, text: str, allowed: Collection[str] = ()) -> "Terms":
-        """Return the terms that a server told, if this machine may follow them.
+        """Return the terms that a server sent, if this machine may follow them.
 
         Args:
             allowed: factories (package.module:factory) that the owner of this machine lets servers name.
         """
         try:
-            told: dict[str, Any] = json.loads(text)
-            others = set(told) - {"recipe", "seed", "devices", "test_samples"} | set(told["recipe"]) - set(SHARED)
+            settings: dict[str, Any] = json.loads(text)
+            others = set(settings) - {"recipe", "seed", "devices", "test_samples"}
+            others |= set(settings["recipe"]) - set(SHARED)
             if others:
                 raise InvalidInput("settings", f"hold {short(min(others))}", "Only what devices need may be told")
-            recipe = parse(Recipe, told["recipe"])
-            devices = checks.whole_number("devices", told["devices"], at_most=MOST_DEVICES)
-            seed = checks.whole_number("seed", told["seed"], at_least=0, at_most=2**63 - 1)
-            tests = told["test_samples"]
+            recipe = parse(Recipe, settings["recipe"])
+            devices = checks.whole_number("devices", settings["devices"], at_most=MOST_DEVICES)
+            seed = checks.whole_number("seed", settings["seed"], at_least=0, at_most=2**63 - 1)
+            tests = settings["test_samples"]
             test_samples = None if tests is None else checks.whole_number("test_samples", tests)
             checks.whole_number("training.batch_size", recipe.training.batch_size, at_most=LARGEST_BATCH)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidInput) as error:
@@ -91,7 +92,7 @@ class Terms:
                 shown = printable(name, 100)
                 problem = f"the edge server wants {shown} to run on this machine"
                 raise InvalidInput(f"{what}.name", problem, f"If you trust it, say so: --allow {shown}")
-        # Also here, not only where settings are told: a path is where samples are read and caches are written.
+        # Also here, not only where settings are sent: a path is where samples are read and caches are written.
         own = data.model_copy(update=LOCAL)
         return cls(recipe.model_copy(update={"data": own}), seed, devices, test_samples)
 

@@ -254,7 +254,7 @@ class Experiment:
         key = (job.seed, job.fleet)
         if key not in self._worlds:
             alike = next((world for (seed, _), world in self._worlds.items() if seed == job.seed), None)
-            pooled = any(self.make_policy(other.policy).trainer == "centralized" for other in self.jobs)
+            pooled = any(trainer_kind(self.make_policy(other.policy).trainer).pooled for other in self.jobs)
             recipe = self._recipe_for(job.fleet)
             # One at a time in memory.
             self._worlds = {key: make_world(recipe, job.seed, alike, ranks=self.ranks, pooled=pooled)}

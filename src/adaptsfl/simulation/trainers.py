@@ -33,6 +33,7 @@ class TrainerKind:
         measured_round: trains a round and measures the paper's constants; None where that is not possible.
         takes_turns: whether devices take turns with one model. Then they need the same cut, which is kept with the
             interval for the whole run, and only one rank could work at a time.
+        pooled: whether the server holds all samples itself.
     """
 
     name: TrainerName
@@ -41,6 +42,7 @@ class TrainerKind:
     averages: bool = True
     measured_round: MeasuredRound | None = None
     takes_turns: bool = False
+    pooled: bool = False
 
     def reestimates(self, world: World) -> bool:
         """Whether batch-norm's running statistics are re-estimated for the model that is evaluated or handed over."""
@@ -105,7 +107,9 @@ TRAINERS: Mapping[str, TrainerKind] = {
         # server's work is the same in any order: a round takes what it takes with the engine.
         TrainerKind("turns", partial(_sequential, relayed=False), takes_turns=True),
         TrainerKind("relay", partial(_sequential, relayed=True), relayed_time, averages=False, takes_turns=True),
-        TrainerKind("centralized", _pooled, centralized_time, averages=False, measured_round=_measured_pooled),
+        TrainerKind(
+            "centralized", _pooled, centralized_time, averages=False, measured_round=_measured_pooled, pooled=True
+        ),
     )
 }
 

@@ -1,0 +1,1 @@
+"""The processes of a deployment: edge server, fed server and devices."""

@@ -1,0 +1,1 @@
+"""A device: its data, and its side of the protocol."""

@@ -1,0 +1,370 @@
+"""A device: its own data, the first layers of the model, and a connection that may break at any time.
+
+It acts on what the edge server says, message by message. What it holds (layers, the activations that it sent last)
+outlives a connection: after a new one it goes on where it was, if the edge server still is in the same block.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+from torch import Tensor
+
+from adaptsfl.checks import printable
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.layers_file import Template
+from adaptsfl.deploy.moments_file import plausible
+from adaptsfl.deploy.parties.device.calls import FIRST_WAIT_S, read_to_end, retried, write
+from adaptsfl.deploy.parties.device.data import DeviceData, load_device_data
+from adaptsfl.deploy.parties.fed.client import FedClient
+from adaptsfl.deploy.parties.probe import LinkRates, measure_link
+from adaptsfl.deploy.security.identity import Credentials, Party, open_channel
+from adaptsfl.deploy.service import OPTIONS, Calls
+from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
+from adaptsfl.deploy.terms import PROTOCOL, Terms
+from adaptsfl.deploy.transfer import Incoming
+from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, TrainingDiverged, first_line
+from adaptsfl.models import SplitModel
+from adaptsfl.training.reference import DeviceSide
+from adaptsfl.training.statistics import evaluated, recorded, running_buffers
+from adaptsfl.training.timing import LayerTimes, time_layers
+
+LONGEST_WAIT_S, WAIT_GROWTH = 15.0, 1.5  # between two attempts to connect
+# Trying again would end in the same way.
+FINAL = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+# A server that will not have our certificate hangs up without a word; so does what stands before one that is starting.
+PATIENCE_S = 60.0
+HUNG_UP, MOST_HANG_UPS = ("failed to connect", "Socket closed"), 4
+NO_STATISTICS: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
+HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
+
+
+@dataclass
+class Held:
+    """What a device holds of a block."""
+
+    attempt: int
+    block: int
+    last_round: int
+    cut: int
+    next_round: int
+    device: DeviceSide
+    pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
+    learned: int = 0  # the last round whose gradients it followed
+    evaluated: bool = False  # all test samples were sent, if that was asked for
+    fed_downlink: float = 0.0
+
+
+class DeviceParty:
+    """One device of a run.
+
+    Args:
+        data: files of its own; without them it takes its part of the recipe's dataset.
+        allowed: factories that the servers may name.
+        floor: the least cut that this device accepts, whatever the servers say.
+        patience_s: how long to knock at a server that hangs up before a word is said.
+        probe_links: whether to send megabytes to measure links before training; else its rounds will tell.
+        say: called with what people may want to know.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        edge: str,
+        fed: str,
+        credentials: Credentials | None,
+        *,
+        data: Path | None = None,
+        allowed: Collection[str] = (),
+        floor: int = 1,
+        patience_s: float = PATIENCE_S,
+        probe_links: bool = True,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.party, self.edge, self.fed, self.credentials = party, edge, fed, credentials
+        self.data_path, self.allowed, self.floor, self.say = data, allowed, floor, say
+        self.patience_s, self.probe_links = patience_s, probe_links
+        self.terms: Terms | None = None
+        self.held: Held | None = None
+        self._settings = ""  # the settings, as text
+        self._of_use = False  # whether anything came of this connection
+        self._backward_s = self._downlink = 0.0
+        self._ready: wire.Ready | None = None
+
+    async def run(self) -> str:
+        """Take part until the edge server says that the run is over; return why."""
+        wait, hang_ups, since = FIRST_WAIT_S, 0, 0.0
+        while True:
+            self._of_use = False
+            try:
+                reason = await self._connection()
+                if reason is not None:
+                    return reason
+                problem = "the edge server ended the connection"
+            except grpc.aio.AioRpcError as error:
+                why = printable(first_line(Exception(error.details())))
+                problem = f"{error.code().name.lower().replace('_', ' ')}: {why}"
+                if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
+                    raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
+                hung_up = all(words in str(error.details()) for words in HUNG_UP)
+                hang_ups = hang_ups + 1 if hung_up and self.terms is None else 0
+                since = since if hang_ups > 1 else time.monotonic()
+                if hang_ups >= MOST_HANG_UPS and time.monotonic() - since >= self.patience_s:
+                    raise Refused(
+                        f"{self.party}: the edge server hangs up {hang_ups} times in a row before anything is said. "
+                        "Check certificates: its ca.pem may be another, or ours may have expired."
+                    ) from None
+            if self._of_use:
+                wait = FIRST_WAIT_S
+            self.say(f"{problem}; trying again in {wait:.1f} s")
+            await asyncio.sleep(wait)
+            wait = min(WAIT_GROWTH * wait, LONGEST_WAIT_S)
+
+    async def _connection(self) -> str | None:
+        """Work over one connection; return why the run is over, None if only the connection is."""
+        to_edge = open_channel(self.edge, "edge", self.credentials, self.party, OPTIONS)
+        to_fed = open_channel(self.fed, "fed", self.credentials, self.party, OPTIONS)
+        async with to_edge, to_fed:
+            links = {"edge": Calls(to_edge, "Edge"), "fed": Calls(to_fed, "Fed")}
+            stream = links["edge"].train()
+            attempt = 0 if self.held is None else self.held.attempt
+            hello = wire.Hello(device=self.party.name, attempt=attempt, version=PROTOCOL)
+            try:
+                await stream.write(wire.FromDevice(hello=hello))
+                return await self._obey(stream, links)
+            except asyncio.InvalidStateError:  # the connection was lost while we wrote; reading tells why
+                await read_to_end(stream)
+                return None
+            except (BadMessage, InvalidInput, NotWritten, TrainingDiverged) as error:
+                failure = wire.Failure(reason=str(error)[:500], diverged=isinstance(error, TrainingDiverged))
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await stream.write(wire.FromDevice(failure=failure))
+                    await stream.done_writing()
+                    await read_to_end(stream)  # else it might end before that was sent
+                raise
+
+    async def _obey(self, stream: Any, links: dict[str, Calls]) -> str | None:
+        while True:
+            message = await stream.read()
+            if message is grpc.aio.EOF:
+                return None
+            match message.WhichOneof("kind"):
+                case "welcome":
+                    await self._prepare(message.welcome, links)
+                    await stream.write(wire.FromDevice(ready=self._ready))
+                case "plan":
+                    await self._begin(message.plan, stream, links["fed"])
+                case "gradients":
+                    if not await self._learn(message.gradients, stream):
+                        return None
+                case "skip":
+                    await self._send(stream, message.skip.next_round)
+                case "evaluate":
+                    await self._evaluate_estimated(message.evaluate.attempt, stream, links["fed"])
+                case "deliver":
+                    await self._deliver(message.deliver.attempt, stream, links["fed"])
+                case "stop":
+                    if message.stop.done:
+                        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                            await stream.done_writing()  # which tells the edge server that we know
+                            await read_to_end(stream)
+                        return str(message.stop.reason)
+                    self.say(message.stop.reason)
+                case kind:
+                    raise BadMessage(f"the edge server sent {kind or 'nothing'} where it had no place")
+
+    async def _prepare(self, welcome: wire.Welcome, links: dict[str, Calls]) -> None:
+        """Build the model, read the data and measure what this device can do; once."""
+        if self.terms is not None:
+            if welcome.settings != self._settings:
+                raise BadMessage("the edge server's settings are not those of before")
+            return
+        terms = Terms.from_json(welcome.settings, self.allowed)
+        if not welcome.number < terms.devices:
+            raise BadMessage(f"the edge server calls this device number {welcome.number} of {terms.devices}")
+        self.floor = max(self.floor, terms.floor)
+        times = await asyncio.to_thread(self._build, terms, welcome.number)
+        rates = {
+            name: await measure_link(calls) if self.probe_links else LinkRates(0.0, 0.0)
+            for name, calls in links.items()
+        }
+        self._ready = ready_message(self.data.samples, times, rates["edge"], rates["fed"])
+        self.terms, self._settings = terms, welcome.settings
+        self.say(f"ready: {self.data.samples} samples, model of {self.model.layers} layers")
+
+    def _build(self, terms: Terms, number: int) -> LayerTimes:
+        self.model: SplitModel
+        self.model, example = terms.model()
+        self.template = Template(self.model, terms.optimizer)
+        self.data: DeviceData = load_device_data(terms, number, self.data_path, terms.classes(self.model, example))
+        inputs, _ = self.data.at(1)
+        if inputs.shape[1:] != example.shape[1:]:
+            problem = f"has samples of shape {tuple(inputs.shape[1:])}, the model takes {tuple(example.shape[1:])}"
+            raise InvalidInput("data", problem, "Give data that fit the model")
+        return time_layers(self.model, inputs[:1], terms.batch_size)
+
+    async def _begin(self, plan: wire.Plan, stream: Any, fed: Calls) -> None:
+        """Follow a plan: fetch the layers, unless they are here already, and train the next round."""
+        if self.terms is None:
+            raise BadMessage("the edge server sent a plan before its settings")
+        if not self.floor <= plan.cut <= self.model.layers:
+            raise BadMessage(f"the edge server planned cut {plan.cut}, this device takes {self.floor} and deeper")
+        if self.held is None or self.held.attempt != plan.attempt:
+            await self._fetch(plan, fed)
+        held = self._holding()
+        held.next_round = plan.next_round
+        if plan.estimate and held.pending is None:  # the edge server says when to go on
+            await self._estimate(plan.estimate, stream, fed)
+            return
+        if plan.evaluate and not held.evaluated:
+            await self._evaluate(stream)
+        if held.pending is not None:
+            await write(stream, *held.pending)
+        else:  # also if it was away when the others went on
+            await self._send(stream, plan.next_round)
+
+    async def _fetch(self, plan: wire.Plan, fed: Calls) -> None:
+        """Fetch the layers of a block."""
+        moved = await FedClient(fed, self.template).fetch(plan.attempt, 1, plan.cut)
+        layers = [self.template.layer(number, state) for number, state in sorted(moved.states.items())]
+        device, last = DeviceSide(layers), plan.last_round
+        self.held = Held(plan.attempt, plan.block, last, plan.cut, plan.next_round, device, fed_downlink=moved.bps)
+        rounds = f"rounds {plan.next_round} to {last}" if plan.next_round <= last else "the end"
+        self.say(f"block {plan.block}: {rounds}, cut {plan.cut}")
+
+    async def _send(self, stream: Any, round_: int) -> None:
+        """Run the device's layers on the mini-batch of a round and send what comes out."""
+        held = self._holding()
+        if not 1 <= round_ <= held.last_round:
+            held.pending = None
+            return
+        x, labels = self.data.at(round_)
+        started = time.perf_counter()
+        activations = await asyncio.to_thread(held.device.forward, x)
+        forward_s = time.perf_counter() - started
+        header, parts = self._packed(activations, labels)
+        header.round, header.forward_s, header.backward_s = round_, forward_s, self._backward_s
+        header.downlink = self._downlink
+        held.pending = header, parts
+        await write(stream, header, parts)
+
+    def _packed(self, activations: Tensor, labels: Tensor) -> tuple[wire.Activations, list[memoryview]]:
+        assert self.terms is not None
+        about, data = pack(activations, self.terms.recipe.model.wire_dtype)
+        about_labels, label_data = pack(labels, "int64")
+        header = wire.Activations(attempt=self._holding().attempt, labels=about_labels, tensor=about)
+        return header, [label_data, data]
+
+    async def _learn(self, gradients: wire.Gradients, stream: Any) -> bool:
+        """Carry the gradients back through the device's layers, then go on with the next round.
+
+        Returns whether the connection is still there; if not, the edge server is asked for them again.
+        """
+        held = self._holding()
+        assert self.terms is not None
+        again = gradients.round <= held.learned  # an answer that crossed our asking for it over a new connection
+        if not again and (held.pending is None or held.pending[0].round != gradients.round):
+            raise BadMessage(f"the edge server sent gradients of round {gradients.round}, which was not asked for")
+        shape, dtype = held.device.activations.shape, self.terms.recipe.model.wire_dtype
+        check_header(gradients.tensor, shape, dtype)
+
+        incoming = Incoming(size_of(shape, dtype))
+        while not incoming.complete:
+            message = await stream.read()
+            if message is grpc.aio.EOF:
+                return False
+            if message.WhichOneof("kind") != "chunk":
+                raise BadMessage("the edge server stopped amid gradients")
+            incoming.add(message.chunk)
+        if again:
+            return True
+        self._downlink = incoming.bps
+        received = unpack(gradients.tensor, incoming.data)
+        started = time.perf_counter()
+        rate = self.terms.optimizer.rate(gradients.round, common=False)
+        await asyncio.to_thread(held.device.backward, received, rate)
+        self._backward_s, self._of_use = time.perf_counter() - started, True
+        held.pending, held.learned = None, gradients.round
+        await self._send(stream, gradients.round + 1)
+        return True
+
+    async def _estimate(self, round_: int, stream: Any, fed: Calls) -> None:
+        """Send what batch-norm's statistics are estimated from: moments to the fed server, activations to the edge."""
+        held, client = self._holding(), FedClient(fed, self.template)
+        layers = range(1, held.cut + 1)
+        x, labels = self.data.at(round_)
+        moments, activations = await asyncio.to_thread(recorded, held.device.pieces(), x)
+        if not all(plausible(found) for found in moments.values()):
+            raise TrainingDiverged(f"round {round_}: activations of the averaged layers contain NaN or infinity")
+        if moments:
+            bring = partial(client.bring_moments, held.attempt, self.party.name, layers, moments)
+            await retried(bring)  # a fed server that does not know the block has none to merge either
+        header, parts = self._packed(activations, labels)
+        header.round, header.estimation = round_, True
+        await write(stream, header, parts)
+
+    async def _evaluate_estimated(self, attempt: int, stream: Any, fed: Calls) -> None:
+        """Evaluate with merged statistics, and go on; if the fed server has lost them, go on without."""
+        held = self._holding()
+        if held.attempt != attempt:
+            return  # the edge server has sent a newer plan behind this
+        fetch = partial(FedClient(fed, self.template).fetch_moments, attempt, range(1, held.cut + 1))
+        merged = await retried(fetch)
+        if merged is not None and not held.evaluated:
+            pieces = held.device.pieces()
+            running = {number: running_buffers(piece, number, merged) for number, piece in pieces.items()}
+            await self._evaluate(stream, running)
+        if held.pending is None:
+            await self._send(stream, held.next_round)
+
+    async def _evaluate(self, stream: Any, running: Mapping[int, Mapping[str, Tensor]] = NO_STATISTICS) -> None:
+        """Send the activations of the device's test samples, computed with these statistics of batch-norm."""
+        held = self._holding()
+        batches = self.data.test_batches()
+        for number, (x, labels) in enumerate(batches):
+            activations = await asyncio.to_thread(evaluated, held.device.pieces(), running, x)
+            header, parts = self._packed(activations, labels)
+            header.round, header.evaluation, header.evaluation_batches = number, True, len(batches)
+            await write(stream, header, parts)
+        held.evaluated = True
+
+    async def _deliver(self, attempt: int, stream: Any, fed: Calls) -> None:
+        """Take the layers to the fed server."""
+        held = self._holding()
+        if held.attempt != attempt:
+            return  # the edge server has sent a newer plan behind this
+        states = {number: layer.state() for number, layer in enumerate(held.device.layers, start=1)}
+        try:
+            await asyncio.to_thread(self.template.check, states)
+        except BadMessage as error:
+            raise TrainingDiverged(f"layers of this device contain NaN or infinity: {error}") from None
+        # If the fed server does not know the block it was restarted, and the edge server asks for the layers again once
+        # it has told it of the block.
+        moved = await retried(partial(FedClient(fed, self.template).deliver, attempt, self.party.name, states))
+        if moved is None:
+            return
+        delivered = wire.Delivered(attempt=attempt, fed_uplink=moved.bps, fed_downlink=held.fed_downlink)
+        await stream.write(wire.FromDevice(delivered=delivered))
+
+    def _holding(self) -> Held:
+        if self.held is None:
+            raise BadMessage("the edge server sent work before a plan")
+        return self.held
+
+
+def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRates) -> wire.Ready:
+    """Return what a device says once it knows itself."""
+    rates = wire.Rates(uplink=edge.uplink, downlink=edge.downlink, fed_uplink=fed.uplink, fed_downlink=fed.downlink)
+    return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)

@@ -1,0 +1,76 @@
+"""Calls of the fed server at the end of a block; each returns the event that it leads to."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+from adaptsfl.deploy.layers_file import LayerStates
+from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.clock import ALL
+from adaptsfl.deploy.parties.edge.ledger import Ledger
+from adaptsfl.deploy.parties.edge.roster import Roster
+from adaptsfl.deploy.parties.fed.client import RetryingFedClient
+from adaptsfl.deploy.protocol import events
+from adaptsfl.deploy.service import NotNow
+from adaptsfl.errors import BadMessage
+from adaptsfl.latency import EDGE_SERVER, FED_SERVER
+
+AT_ONCE = 8  # deliveries by the edge server itself: each is in memory as a file while it is sent
+
+
+class Averaging:
+    """Has the layers of blocks brought to the fed server, and averaged there.
+
+    Args:
+        own_layers: called with a device and its cut: its layers above the cut, which are with the edge server.
+        measure_divergence: whether the fed server is to say how far apart copies were before it averaged them.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        fed: RetryingFedClient,
+        accounts: Accounts,
+        own_layers: Callable[[int, int], Awaitable[LayerStates]],
+        measure_divergence: bool = False,
+    ) -> None:
+        self.roster, self.fed, self.accounts = roster, fed, accounts
+        self.own_layers, self.measure_divergence = own_layers, measure_divergence
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def reopen(self, block: Ledger) -> events.Event:
+        """Make sure that the fed server knows the block."""
+        forgotten = await self.fed.open_block(block.opening, block.brought, still=lambda: not block.over)
+        return events.Reopened(block.attempt, forgotten)
+
+    async def deliver_own(self, block: Ledger, device: int, cut: int) -> events.Event:
+        """Take a device's layers above its cut to the fed server."""
+        name = self.roster.by_number[device].name
+        try:
+            async with self._turns:
+                states = await self.own_layers(device, cut)
+                if states:
+                    await asyncio.to_thread(self.fed.template.check, states)
+                    moved = await self.fed.retry(lambda: self.fed.deliver(block.attempt, name, states))
+                    self.accounts.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
+        except BadMessage as error:  # what the device sent has ruined its layers
+            return events.OwnRefused(block.attempt, device, str(error))
+        except NotNow:
+            return events.BlockForgotten(block.attempt, device)
+        return events.OwnDelivered(block.attempt, device)
+
+    async def average(self, block: Ledger, devices: Collection[int]) -> events.Event:
+        """Have all copies of these devices averaged."""
+        self.accounts.note_deliveries(block)
+        block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
+        weights, measured = self.roster.weights(devices), block.deepest if self.measure_divergence else 0
+        try:
+            closed = await self.fed.retry(lambda: self.fed.close(block.attempt, weights, measured=measured))
+        except NotNow:
+            return events.BlockForgotten(block.attempt)
+        block.clock.passed(time.perf_counter(), FED_SERVER, b2=ALL)
+        if closed.missing:
+            missing = (self.roster.members[name].number for name in closed.missing if name in self.roster.members)
+            return events.NotDelivered(block.attempt, tuple(missing))
+        block.averaged = events.Averaged(block.attempt, int(closed.version), tuple(closed.divergence))
+        return block.averaged

@@ -1,0 +1,145 @@
+"""A real fleet as the place where a run trains: the loop of `runs` has a thread of its own, beside the event loop."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from adaptsfl.decisions import Decision
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.terms import Terms
+from adaptsfl.errors import InvalidInput
+from adaptsfl.fleet import RATES, Fleet, Server
+from adaptsfl.policies import Policy, make_policy
+from adaptsfl.runs.backend import Order, Scene, Trained
+from adaptsfl.runs.record import Block
+
+LONGEST_BLOCK = 1000  # rounds that a planner may let pass without an averaging: all that a crash can cost
+ENDING_S = 5.0  # for the loop's thread to end once it is told to; one in which a policy thinks may take longer
+T = TypeVar("T")
+
+
+class Conducting(Protocol):
+    """Who carries out orders, on the event loop."""
+
+    async def observe(self) -> Scene:
+        """Return who is here, once they are enough."""
+        ...
+
+    async def train(self, order: Order, scene: Scene) -> Trained:
+        """Train one block of rounds, and have the layers of devices averaged."""
+        ...
+
+
+class DeployedBackend:
+    """The seam of `runs`, for a conductor.
+
+    Its methods are called in the loop's thread and wait there, so that neither a policy that takes its time nor a disk
+    keeps the event loop from its devices.
+    """
+
+    measures = False
+
+    def __init__(self, conductor: Conducting, terms: Terms, measured: MeasuredFleet, policy: Policy) -> None:
+        self.conductor, self.terms, self.measured, self.policy = conductor, terms, measured, policy
+        self.recipe = terms.recipe.model_copy(update={"run": terms.run})
+        self.seed, self.devices, self.layers = terms.seed, terms.devices, measured.nominal.layers
+        self.planning_limit_s: float | None = terms.recipe.deploy.plan_deadline_s
+        allowed = [k for k in self.recipe.planner.allowed_cuts or range(1, self.layers + 1) if k >= terms.floor]
+        given = self.recipe.planner
+        longest = max(given.interval or 1, min(given.max_interval or LONGEST_BLOCK, LONGEST_BLOCK))
+        self.limits = given.model_copy(update={"allowed_cuts": allowed, "max_interval": longest})
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._called: Future[Any] | None = None
+        self._stopped = threading.Event()
+
+    # --- the seam of `runs` ---
+
+    def observe(self, round_: int) -> Scene:
+        """Wait until enough devices are here; return what is known of them."""
+        return self._call(self.conductor.observe())
+
+    def check(self, decision: Decision) -> None:
+        """Refuse what devices and the fed server could not follow."""
+        if decision.interval is None or decision.layer_intervals or decision.placed is not None:
+            problem = f"{self.policy.title} averages some layers at other times than others, or never"
+            raise InvalidInput("run.policies", problem, "A deployment averages all client-specific layers together")
+        if min(decision.cuts) < self.terms.floor:
+            problem = f"is {self.terms.floor}, but {self.policy.title} cuts at {min(decision.cuts)}"
+            raise InvalidInput("deploy.cut_floor", problem, "Lower it, or give cuts from it on")
+
+    def block_rounds(self, decision: Decision) -> int:
+        """Return the interval: with every averaging the run can be gone on with, so every one ends a block."""
+        assert decision.interval is not None
+        return decision.interval
+
+    def train(self, order: Order, scene: Scene) -> Trained:
+        """Train one block, and have it averaged."""
+        return self._call(self.conductor.train(order, scene))
+
+    def scene_of(self, block: Block) -> Scene:
+        """Return the scene of a block that an earlier process has recorded."""
+        kept, names = block.restart, self.terms.names
+        members = tuple(device for device, rate in enumerate(block.resources[RATES[0]]) if not np.isnan(rate))
+        rates = {name: np.array([block.resources[name][device] for device in members]) for name in RATES}
+        forward, backward = (np.array(kept[name]) for name in ("forward_flops", "backward_flops"))
+        costs = replace(self.measured.nominal, forward_flops=forward, backward_flops=backward)
+        fleet = Fleet(**rates, server=Server(**kept["server"]), names=tuple(names[device] for device in members))
+        return Scene(members, fleet, costs, kept["epoch_rounds"])
+
+    # --- two threads ---
+
+    async def beside(self, work: Callable[[], T], interrupt: Callable[[], None] = lambda: None) -> T:
+        """Do some work in the loop's thread; whoever cancels this ends what it waits for, and then the thread.
+
+        Args:
+            interrupt: called when this is cancelled, to end what the work waits for by itself.
+        """
+        self._event_loop, done = asyncio.get_running_loop(), Future[T]()
+
+        def answer() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=answer, name="run", daemon=True).start()
+        waiting = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self._stopped.set()
+            interrupt()
+            if self._called is not None:
+                self._called.cancel()
+            await asyncio.wait([waiting], timeout=ENDING_S)
+            if waiting.done():
+                waiting.exception()  # how it ended does not matter, but asyncio complains of errors that nobody saw
+            raise
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._event_loop is not None
+        if self._stopped.is_set():
+            work.close()
+            raise asyncio.CancelledError
+        self._called = called = asyncio.run_coroutine_threadsafe(work, self._event_loop)
+        if self._stopped.is_set():  # meanwhile
+            called.cancel()
+        return called.result()
+
+
+def deployed_policy(terms: Terms) -> Policy:
+    """Return the one policy that a deployment follows."""
+    run = terms.run
+    if len(run.policies) != 1:
+        raise InvalidInput("run.policies", f"names {len(run.policies)}", "A deployment follows one: give one")
+    name = run.policies[0]
+    policy = make_policy(name, **run.options.get(name, {}))
+    if policy.trainer != "engine":
+        problem = f"{name} trains devices in turns, or without them"
+        raise InvalidInput("run.policies", problem, "Give one that trains all devices at once, such as adaptsfl")
+    return policy

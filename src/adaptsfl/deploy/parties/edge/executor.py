@@ -1,0 +1,378 @@
+"""Carries out what the protocol wants to be done: messages to devices, computing, calls of the fed server.
+
+Everything that happens comes here as an event, one after another; what takes time runs as a task, and its end is an
+event again. All computing runs in one thread, in the order in which it was asked for.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.averaging import Averaging
+from adaptsfl.deploy.parties.edge.clock import ALL
+from adaptsfl.deploy.parties.edge.journal import RunProgress
+from adaptsfl.deploy.parties.edge.ledger import Ledger
+from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
+from adaptsfl.deploy.parties.edge.reestimation import Reestimation
+from adaptsfl.deploy.parties.edge.roster import Roster
+from adaptsfl.deploy.parties.edge.sessions import Arrival, Member, Session, Shapes
+from adaptsfl.deploy.parties.fed.client import RetryingFedClient
+from adaptsfl.deploy.protocol import actions as do
+from adaptsfl.deploy.protocol import events
+from adaptsfl.deploy.service import NotNow
+from adaptsfl.deploy.tensors import NonFiniteTensor, pack
+from adaptsfl.errors import BadMessage, TrainingDiverged
+
+T = TypeVar("T")
+
+
+class Executor:
+    """Drives the protocol of a run.
+
+    Args:
+        settings: what devices are welcomed with.
+        measure_divergence: whether the fed server is to say how far apart copies were before it averaged them.
+
+    Attributes:
+        progress: how far the run is.
+        ledger: the books of the block under way; None between two blocks.
+        arrivals: activations that have come for the open round, by device.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        edge_model: EdgeModel,
+        fed: RetryingFedClient,
+        accounts: Accounts,
+        settings: str,
+        *,
+        measure_divergence: bool = False,
+    ) -> None:
+        self.protocol, self.roster, self.edge_model, self.accounts = roster.protocol, roster, edge_model, accounts
+        self.shapes: Shapes = accounts.shapes
+        self.settings = settings
+        own_layers = self._own_layers
+        self.averaging = Averaging(roster, fed, accounts, own_layers, measure_divergence)
+        self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.compute)
+        self.progress = RunProgress()
+        self.ledger: Ledger | None = None
+        self.arrivals: dict[int, Arrival] = {}
+        self._for_estimation: dict[int, Tensor] = {}
+        self._sessions: dict[int, Session] = {}
+        self._numbers = count(1)
+        self._events: deque[events.Event] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outcome: asyncio.Future[None] | None = None  # of the block, or of the farewell
+        self._thread = ThreadPoolExecutor(1, "compute")
+
+    # --- events ---
+
+    def handle(self, event: events.Event) -> None:
+        """Take in an event, and begin what it leads to."""
+        self._events.append(event)
+        if self._handling:
+            return  # its turn comes after what is being carried out
+        self._handling = True
+        try:
+            while self._events:
+                for action in self.protocol.handle(self._events.popleft(), time.monotonic()):
+                    getattr(self, HANDLERS[type(action)])(action)
+        finally:
+            self._handling = False
+        self._set_timer()
+        self.roster.wake()
+
+    def tick(self) -> None:
+        """Let the protocol look whether a deadline has passed."""
+        self.handle(events.DeadlinePassed())
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        left, self._timer = self.protocol.wake_at - time.monotonic(), None
+        if left < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self.tick)
+
+    async def outcome(self, event: events.Event) -> None:
+        """Take in an event that opens a block, or ends the run; wait until the block, or the farewell, is over."""
+        self._outcome = asyncio.get_running_loop().create_future()
+        self.handle(event)
+        await self._outcome
+
+    def shut_down(self) -> None:
+        """End all that is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _ended(self, error: BaseException | None = None) -> None:
+        """Let whoever waits for the block go on, or raise an error."""
+        if self._outcome is None or self._outcome.done():
+            if isinstance(error, Exception):
+                self.roster.give_up(error)
+        elif error is None:
+            self._outcome.set_result(None)
+        else:
+            self._outcome.set_exception(error)
+
+    def _start(self, work: Coroutine[Any, Any, events.Event | None]) -> "asyncio.Task[None]":
+        """Do something that takes time; what it returns is an event, and an error ends the run."""
+
+        async def guarded() -> None:
+            try:
+                event = await work
+                if event is not None:
+                    self.handle(event)
+            except Exception as error:
+                self._ended(error)
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do some work in the thread that computes; it is done even if the device that it is for leaves meanwhile."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments))
+
+    # --- connections ---
+
+    def connect(self, member: Member) -> Session:
+        """Return a new connection of a device."""
+        number = next(self._numbers)
+        session = Session(member, number, lambda closed: self.handle(events.Closing(closed)))
+        self._sessions[number] = session
+        return session
+
+    def disconnect(self, session: Session, *, violated: bool, informed: bool) -> None:
+        """Forget a connection that is over."""
+        self._sessions.pop(session.number, None)
+        self.handle(events.Disconnected(session.number, violated, informed))
+
+    def _close(self, action: do.Close) -> None:
+        if session := self._sessions.get(action.connection):
+            error = BadMessage(action.reason) if action.violation else NotNow(action.reason)
+            session.close(error if action.reason else None)
+
+    def _send(self, connection: int, message: wire.ToDevice, data: memoryview | None = None) -> None:
+        if session := self._sessions.get(connection):
+            session.send(message, data)
+
+    def _send_welcome(self, action: do.SendWelcome) -> None:
+        welcome = wire.Welcome(number=action.device, settings=self.settings)
+        self._send(action.connection, wire.ToDevice(welcome=welcome))
+
+    def _send_plan(self, action: do.SendPlan) -> None:
+        plan = wire.Plan(
+            attempt=action.attempt,
+            block=action.block,
+            next_round=action.next_round,
+            last_round=action.last_round,
+            cut=action.cut,
+            evaluate=action.evaluate,
+            estimate=action.estimate,
+        )
+        self._send(action.connection, wire.ToDevice(plan=plan))
+
+    def _send_gradients(self, action: do.SendGradients) -> None:
+        answer = self.roster.by_number[action.device].answer
+        if answer is not None and answer[0].round == action.round:
+            self._send(action.connection, wire.ToDevice(gradients=answer[0]), answer[1])
+
+    def _send_skip(self, action: do.SendSkip) -> None:
+        self._send(action.connection, wire.ToDevice(skip=wire.Skip(next_round=action.next_round)))
+
+    def _send_evaluate(self, action: do.SendEvaluate) -> None:
+        self._send(action.connection, wire.ToDevice(evaluate=wire.Evaluate(attempt=action.attempt)))
+
+    def _send_deliver(self, action: do.SendDeliver) -> None:
+        self._send(action.connection, wire.ToDevice(deliver=wire.Deliver(attempt=action.attempt)))
+
+    def _send_stop(self, action: do.SendStop) -> None:
+        self._send(action.connection, wire.ToDevice(stop=wire.Stop(reason=action.reason, done=True)))
+
+    # --- computing ---
+
+    def _give_layers(self, action: do.GiveLayers) -> None:
+        async def work() -> events.Event:
+            await self.compute(self.edge_model.admit, action.device, action.cut)
+            return events.LayersGiven(action.attempt, action.device)
+
+        self.arrivals.pop(action.device, None)
+        self._start(work())
+
+    def _use_activations(self, action: do.UseActivations) -> None:
+        session = self._sessions[action.connection]
+        assert session.arrival is not None
+        self.arrivals[action.device] = arrival = session.arrival
+        self._work_for(session, self.compute(self.edge_model.receive, action.device, arrival.activations))
+
+    def _keep_for_estimation(self, action: do.KeepForEstimation) -> None:
+        arrival = self._sessions[action.connection].arrival
+        assert arrival is not None
+        self._for_estimation[action.device] = arrival.activations
+
+    def _evaluate_batch(self, action: do.EvaluateBatch) -> None:
+        session = self._sessions[action.connection]
+        assert session.arrival is not None
+        activations, labels = session.arrival.activations, session.arrival.labels
+
+        async def work() -> events.Event:
+            try:
+                row = await self.compute(self.edge_model.evaluate, action.device, activations, labels)
+            except NonFiniteTensor:
+                self.handle(events.NotFinite(action.device, action.attempt))
+                raise
+            return events.BatchEvaluated(action.attempt, action.device, action.number, row)
+
+        self._work_for(session, work())
+
+    def _work_for(self, session: Session, work: Coroutine[Any, Any, events.Event | None]) -> None:
+        """Compute with what a device has sent; an error ends its connection, and not the run."""
+
+        async def guarded() -> events.Event | None:
+            try:
+                return await work
+            except Exception as error:
+                session.close(error)
+                return None
+
+        session.work = self._start(guarded())
+
+    def _train_round(self, action: do.TrainRound) -> None:
+        assert self.ledger is not None
+        arrivals = {device: self.arrivals[device] for device in action.devices}
+        self._start(self._trained(self.ledger, action, arrivals))
+
+    async def _trained(self, block: Ledger, action: do.TrainRound, arrivals: dict[int, Arrival]) -> events.Event | None:
+        """Train a round, and keep its gradients to be sent."""
+        began, devices = time.perf_counter(), action.devices
+        weights = self.roster.shares(devices)
+        labels = {device: arrivals[device].labels for device in devices}
+        try:
+            losses, gradients = await self.compute(self.edge_model.train, action.round, devices, labels, weights)
+        except RejectedActivations as error:
+            for device in error.devices:
+                self.arrivals.pop(device, None)
+            return events.RoundRejected(action.attempt, action.round, error.devices)
+        if block.over:
+            return None
+        self.arrivals = {}
+        self.progress.rounds = action.round
+        for device, gradient in zip(devices, gradients, strict=True):
+            self._keep_gradients(self.roster.by_number[device], action.round, gradient)
+        self.handle(events.RoundTrained(action.attempt, action.round))
+        took = time.perf_counter() - began
+        loss = float((losses * losses.new_tensor(weights)).sum())
+        turn_s = ALL if action.everybody else took
+        phases, round_s = self.accounts.note_round(block, action.round, arrivals, loss, began + took, turn_s)
+        self.roster.board.add_loss(action.round, loss)
+        self._show_round(block, phases, round_s)
+        return None
+
+    def _keep_gradients(self, member: Member, number: int, gradient: Tensor) -> None:
+        tensor, data = pack(gradient, self.shapes.wire_dtype)
+        member.answer = wire.Gradients(round=number, tensor=tensor), data
+        member.answered_bits = 8 * len(data)
+
+    def _estimate_moments(self, action: do.EstimateMoments) -> None:
+        assert self.ledger is not None
+        sent = {device: self._for_estimation[device] for device in action.devices}
+        self._start(self.reestimation.estimate(self.ledger, sent))
+
+    async def _own_layers(self, device: int, cut: int) -> Any:
+        return await self.compute(self.edge_model.own_states, device, cut)
+
+    def _end_evaluation(self, action: do.EndEvaluation) -> None:
+        assert self.ledger is not None
+        self.progress.evaluated_at = action.round
+        self.ledger.evaluation = action.round, action.accuracy, action.loss
+        self.roster.board.add_evaluation(action.round, action.accuracy)
+        self.roster.say(f"round {action.round}: accuracy {action.accuracy:.1%} on the devices' test samples")
+
+    # --- the fed server ---
+
+    def _reopen(self, _action: do.Reopen) -> None:
+        assert self.ledger is not None
+        self._start(self.averaging.reopen(self.ledger))
+
+    def _deliver_own(self, action: do.DeliverOwn) -> None:
+        assert self.ledger is not None
+        self._start(self.averaging.deliver_own(self.ledger, action.device, action.cut))
+
+    def _average(self, action: do.Average) -> None:
+        assert self.ledger is not None
+        self._start(self.averaging.average(self.ledger, action.devices))
+
+    # --- the course of the run ---
+
+    def _end_block(self, _action: do.EndBlock) -> None:
+        self._forget_block()
+        self._ended()
+
+    def _diverged(self, action: do.Diverged) -> None:
+        self._forget_block()
+        self._ended(TrainingDiverged(action.reason))
+
+    def _forget_block(self) -> None:
+        if self.ledger is not None:
+            self.ledger.over = True
+        self.ledger, self.arrivals, self._for_estimation = None, {}, {}
+
+    def _end_farewell(self, _action: do.EndFarewell) -> None:
+        self._ended()
+
+    # --- what people see ---
+
+    def _show(self, action: do.Show) -> None:
+        self.roster.show(action.devices)
+
+    def _say(self, action: do.Say) -> None:
+        self.roster.say(action.text)
+
+    def _wait_for(self, action: do.WaitFor) -> None:
+        self.roster.wait_for(action.what)
+
+    def _show_round(self, block: Ledger, phases: dict[str, float], round_s: float) -> None:
+        predicted, board = sum(block.predicted[phase] for phase in phases), self.roster.board
+        before, members, took = board.status, self.roster.by_number, max(round_s, 1e-9)
+        sent, received = (sum(getattr(m, name) for m in members) for name in ("sent_bytes", "received_bytes"))
+        board.update(
+            sent_bytes=sent,
+            received_bytes=received,
+            sent_bps=_smoothed(before.sent_bps, 8 * (sent - before.sent_bytes) / took),
+            received_bps=_smoothed(before.received_bps, 8 * (received - before.received_bytes) / took),
+            round=self.progress.rounds,
+            round_s=_smoothed(before.round_s, round_s),
+            predicted_round_s=predicted,
+            phases=tuple((phase, block.predicted[phase], seconds) for phase, seconds in phases.items()),
+            waiting_for="",
+        )
+        self.roster.show(range(len(members)))
+
+
+def _handler(action: type[do.Action]) -> str:
+    """Return the name of the method that carries out an action: SendPlan is `_send_plan`."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in action.__name__)
+
+
+HANDLERS = {action: _handler(action) for action in do.Action.__subclasses__()}
+
+
+def _smoothed(before: float | None, now: float) -> float:
+    """Return what people are shown of something that is measured every round."""
+    return before + (now - before) / 10 if before else now

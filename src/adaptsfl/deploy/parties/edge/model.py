@@ -1,0 +1,222 @@
+"""The edge server's part of the model: the common layers, and every device's own layers above its cut.
+
+The mathematics are those of `training.reference`; here are the layers' coming and going, and what protects the
+common layers from what a device may send. All of it runs in one thread, one call at a time.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from adaptsfl.deploy.layers_file import LARGEST, LayerStates, Template
+from adaptsfl.deploy.moments_file import plausible
+from adaptsfl.deploy.tensors import NonFiniteTensor
+from adaptsfl.models import SplitModel
+from adaptsfl.training.layers import Layer
+from adaptsfl.training.reference import ServerSide
+from adaptsfl.training.settings import Statistics, sample_cross_entropy
+from adaptsfl.training.statistics import Moments, Norm, evaluated, recorded, running_buffers
+
+# A loss so many times the others' says nothing about the model; one step after it would leave nothing of what was
+# learned. Labels that are hard for a while, or rare, are far below.
+ABSURD = 1e3
+# Before an update of layers that all devices share. Adam keeps squares, and the fed server takes numbers up to 1e9.
+LARGEST_GRADIENT = 3e4
+
+
+class RejectedActivations(Exception):
+    """Activations of some devices made the loss or the gradients absurd, NaN or infinite; nothing was updated."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self.devices = tuple(devices)
+        super().__init__(f"devices {self.devices}")
+
+
+class EdgeModel:
+    """What the edge server computes with.
+
+    Attributes:
+        deepest: L_c.
+    """
+
+    def __init__(self, model: SplitModel, template: Template, statistics: Statistics, devices: int, floor: int) -> None:
+        self.template, self.deepest = template, floor
+        common = [template.layer(number) for number in range(floor + 1, model.layers + 1)]
+        self.server = ServerSide(common, statistics, template.settings, sample_cross_entropy)
+        self.server.non_common = [[] for _ in range(devices)]
+        self._sent: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by device: activations, and its buffers before them
+        self._base: LayerStates = {}  # of the client-specific layers above the lowest cut, as the block began
+        self._running: dict[int, dict[str, Tensor]] = {}  # by layer, batch-norm's statistics for evaluations
+
+    def common_states(self) -> LayerStates:
+        """Return the common layers, for a checkpoint or for the whole model."""
+        return {number: layer.state() for number, layer in enumerate(self.server.common, start=self.deepest + 1)}
+
+    def load_common(self, states: LayerStates, deepest: int) -> None:
+        """Go on with other common layers."""
+        self.deepest = deepest
+        self.server.common = [self.template.layer(number, state) for number, state in sorted(states.items())]
+
+    def becoming_specific(self, deepest: int) -> LayerStates:
+        """Return the common layers that another L_c makes client-specific."""
+        return {number: state for number, state in self.common_states().items() if number <= deepest}
+
+    def place(self, deepest: int, fetched: LayerStates) -> None:
+        """Begin a block: take averaged layers that become common with it, and keep those of single devices."""
+        common = {number: state for number, state in self.common_states().items() if number > deepest}
+        common |= {number: state for number, state in fetched.items() if number > deepest}
+        self.load_common(common, deepest)
+        self._base = {number: state for number, state in fetched.items() if number <= deepest}
+        self._running = {}
+        self.server.non_common = [[] for _ in self.server.non_common]
+
+    def admit(self, device: int, cut: int) -> None:
+        """Give a device its own layers above the cut, as they were when the block began."""
+        self.server.non_common[device] = [
+            self.template.layer(number, self._base[number]) for number in range(cut + 1, self.deepest + 1)
+        ]
+
+    def own_states(self, device: int, cut: int) -> LayerStates:
+        """Return a device's layers above its cut."""
+        return {number: layer.state() for number, layer in enumerate(self.server.non_common[device], start=cut + 1)}
+
+    def receive(self, device: int, activations: Tensor) -> None:
+        """Run a device's own layers on what it sent, while others still send."""
+        activations = _laid_out(activations)
+        self._sent[device] = activations, [buffer.clone() for buffer in _buffers(self.server.non_common[device])]
+        self.server.receive(device, activations)
+
+    def train(
+        self, round_: int, present: Sequence[int], labels: Mapping[int, Tensor], weights: Sequence[float]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Train on what the present devices sent for round 1, 2, …; return their losses and gradients.
+
+        Raises `RejectedActivations`, and leaves all layers as they were, if a device's activations lead to NaN,
+        infinity or absurd losses.
+        """
+        kept = [buffer.clone() for buffer in _buffers(self.server.common)]
+        losses = self.server.forward(present, [labels[device] for device in present], weights)
+        gradients: list[Tensor] = []
+        rejected = self._absurd(present, losses.tolist()) or self._swollen(present, kept)
+        if not rejected:
+            gradients = self.server.backward()
+            rejected = [device for device, gradient in zip(present, gradients, strict=True) if not _bounded(gradient)]
+            if not all(_bounded(gradient) for gradient in self.server.gradients):
+                rejected = rejected or [self._largest(present)]
+        if rejected:
+            _restore(self.server.common, kept)
+            for device in present:
+                activations, buffers = self._sent[device]
+                _restore(self.server.non_common[device], buffers)
+                if device not in rejected:  # the others are trained in a second try, for which their graphs are needed
+                    self.receive(device, activations.detach())
+            raise RejectedActivations(rejected)
+        self.server.update(round_)
+        self._sent.clear()
+        return losses, gradients
+
+    def estimate(self, sent: Mapping[int, Tensor], weights: Mapping[int, float]) -> dict[Norm, Moments]:
+        """Return the moments of batch-norm in all layers that run here, on what devices sent for it; nothing changes.
+
+        As in training, a device's samples are normalised by themselves in its own layers. Raises `RejectedActivations`
+        if what a device sent leads to NaN or infinity.
+        """
+        pooled = self.server.statistics == "pooled"
+        parts: dict[Norm, list[Moments]] = {}
+        outputs = []
+        for device, activations in sent.items():
+            pieces = self._pieces(device)
+            apart = {number: piece for number, piece in pieces.items() if number <= self.deepest or not pooled}
+            found, output = recorded(apart, _laid_out(activations))
+            if not _sound(found):
+                raise RejectedActivations([device])
+            outputs.append(output)
+            for norm, moments in found.items():
+                parts.setdefault(norm, []).append(moments.weighing(weights[device]))
+        merged = {norm: Moments.merged(moments) for norm, moments in parts.items()}
+        if pooled:
+            common = dict(enumerate((layer.piece for layer in self.server.common), start=self.deepest + 1))
+            found, _ = recorded(common, torch.cat(outputs))
+            if not _sound(found):
+                raise RejectedActivations([max(sent, key=lambda device: float(sent[device].abs().max()))])
+            merged |= {norm: moments.weighing(sum(weights.values())) for norm, moments in found.items()}
+        return merged
+
+    def take_statistics(self, merged: Mapping[Norm, Moments]) -> None:
+        """Evaluate with these statistics of batch-norm until the next block begins; training goes on with its own."""
+        self._running = {
+            number: running_buffers(piece, number, merged)
+            for number, piece in enumerate(self.template.model.pieces, start=1)
+        }
+
+    def estimated(self, states: LayerStates) -> LayerStates:
+        """Return layers with the statistics that evaluations use."""
+        buffers = {n: {f"buffers.{name}": value for name, value in own.items()} for n, own in self._running.items()}
+        return {number: {**state, **buffers.get(number, {})} for number, state in states.items()}
+
+    def evaluate(self, device: int, activations: Tensor, labels: Tensor) -> tuple[int, float, int]:
+        """Return how many of a device's test samples are recognised, the sum of their losses, and their number."""
+        outputs = evaluated(self._pieces(device), self._running, activations).flatten(0, -2)
+        flat = labels.flatten()
+        right = int((outputs.argmax(1) == flat).sum())
+        loss = float(functional.cross_entropy(outputs, flat, reduction="sum"))
+        if not math.isfinite(loss):
+            raise NonFiniteTensor("test samples came that lead to NaN or infinity")
+        return right, loss, len(flat)
+
+    def _pieces(self, device: int) -> dict[int, nn.Module]:
+        """Return the layers that run here for a device, by number."""
+        own = self.server.non_common[device]
+        layers = [*own, *self.server.common]
+        return dict(enumerate((layer.piece for layer in layers), start=self.deepest - len(own) + 1))
+
+    def _absurd(self, present: Sequence[int], losses: Sequence[float]) -> list[int]:
+        """Return the outliers: whose loss is NaN or infinite, or far from that of most others."""
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        limit = ABSURD * max(1.0, median(finite)) if len(finite) > 2 else math.inf
+        return [device for device, loss in zip(present, losses, strict=True) if not (loss < math.inf and loss <= limit)]
+
+    def _swollen(self, present: Sequence[int], common: Sequence[Tensor]) -> list[int]:
+        """Return whose activations drove running statistics beyond reason: batch-norm hides that from the loss."""
+        own = [device for device in present if _grown(self._sent[device][1], self.server.non_common[device])]
+        return own or ([self._largest(present)] if _grown(common, self.server.common) else [])
+
+    def _largest(self, present: Sequence[int]) -> int:
+        """Return who sent the largest activations."""
+        return max(present, key=lambda device: float(self.server.received(device).abs().max()))
+
+
+def _sound(found: Mapping[Norm, Moments]) -> bool:
+    """Whether moments, and the running statistics that they give, are within reason."""
+    return all(plausible(moments) and _bounded(moments.running[1], LARGEST) for moments in found.values())
+
+
+def _laid_out(activations: Tensor) -> Tensor:
+    """Return activations as convolutions are fastest with: channels last."""
+    images = activations.dim() == 4
+    return activations.contiguous(memory_format=torch.channels_last) if images else activations
+
+
+def _buffers(layers: Sequence[Layer]) -> list[Tensor]:
+    return [buffer for layer in layers for buffer in layer.piece.buffers()]
+
+
+def _grown(before: Sequence[Tensor], layers: Sequence[Layer]) -> bool:
+    """Whether a buffer has changed and is out of bounds now; some, such as masks, have large numbers on purpose."""
+    after = _buffers(layers)
+    return any(not torch.equal(old, new) and not _bounded(new, LARGEST) for old, new in zip(before, after, strict=True))
+
+
+def _restore(layers: Sequence[Layer], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, value in zip(_buffers(layers), values, strict=True):
+            buffer.copy_(value)
+
+
+def _bounded(tensor: Tensor, most: float = LARGEST_GRADIENT) -> bool:
+    """Whether all numbers are within reason, which NaN is not; without a copy of them."""
+    return not tensor.numel() or all(abs(float(end)) <= most for end in tensor.aminmax())

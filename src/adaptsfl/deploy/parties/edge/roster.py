@@ -1,0 +1,130 @@
+"""The devices of a run as people see them, how much each counts, and waiting until something changes."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.sessions import Member
+from adaptsfl.deploy.protocol import EdgeProtocol
+from adaptsfl.deploy.protocol.state import DeviceState
+from adaptsfl.deploy.status.board import Board, State
+
+
+class Roster:
+    """All devices of the fleet.
+
+    Args:
+        by_size: whether a device counts by its samples in all means, or as much as any other.
+        measured: what is known of their resources.
+        board: what people see while the run goes on.
+        say: called with what people may want to know.
+
+    Attributes:
+        members: by name.
+        by_number: in the fleet's order.
+    """
+
+    def __init__(
+        self,
+        protocol: EdgeProtocol,
+        *,
+        by_size: bool,
+        measured: MeasuredFleet,
+        board: Board,
+        say: Callable[[str], None],
+    ) -> None:
+        self.protocol, self.by_size, self.measured, self.board, self.say = protocol, by_size, measured, board, say
+        self.by_number = [Member(device.number, device.name) for device in protocol.devices]
+        self.members = {member.name: member for member in self.by_number}
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self.show(range(len(self.by_number)))
+
+    async def enough(self, patience_s: float = math.inf) -> bool:
+        """Wait until enough devices are here; return whether they are after so many seconds."""
+        deadline = time.monotonic() + patience_s
+        while not self.protocol.enough():
+            if time.monotonic() >= deadline:
+                return False
+            here, quorum = len(self.protocol.here()), self.protocol.rules.quorum
+            self.wait_for(f"devices: {here} of {quorum} that are needed")
+            await self.change(deadline - time.monotonic())
+        return True
+
+    def give_up(self, error: Exception) -> None:
+        """Let whoever waits for a change raise this."""
+        self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Let whoever waits for a change look again."""
+        self._changed.set()
+
+    async def change(self, timeout: float) -> bool:
+        """Wait until something has happened; return whether it did before the time was over."""
+        self.check()
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), None if timeout == math.inf else timeout)
+        self.check()
+        return self._changed.is_set()
+
+    def check(self) -> None:
+        """Raise what was given up with, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def weight(self, device: int) -> float:
+        """Return how much a device counts."""
+        return float(self.protocol.devices[device].samples) if self.by_size else 1.0
+
+    def shares(self, present: Sequence[int]) -> list[float]:
+        """Return how much each of these devices counts, of one."""
+        weights = [self.weight(device) for device in present]
+        return [weight / sum(weights) for weight in weights]
+
+    def weights(self, devices: Iterable[int]) -> dict[str, float]:
+        """Return how much each of these devices counts, by name."""
+        return {self.by_number[device].name: self.weight(device) for device in sorted(devices)}
+
+    def show(self, devices: Iterable[int]) -> None:
+        """Let people see how devices are."""
+        self.board.update_devices({self.by_number[device].name: self._shown(device) for device in devices})
+
+    def _shown(self, number: int) -> dict[str, Any]:
+        device, member, known = self.protocol.devices[number], self.by_number[number], self.measured.devices.get(number)
+        rates = {} if known is None else {name: known[name].rate for name in ("uplink_bps", "downlink_bps")}
+        return {
+            "state": _state(device),
+            "cut": device.cut or None,
+            "round": device.last_round,
+            "rounds": device.rounds,
+            "forward_s": member.forward_s,
+            "backward_s": member.backward_s,
+            "violations": device.violations,
+            "last_error": device.last_error,
+            **rates,
+        }
+
+    def wait_for(self, what: str) -> None:
+        """Let people see what is being waited for."""
+        if self.board.status.waiting_for != what:
+            self.board.update(waiting_for=what)
+            if what != "the devices' layers":  # which is no news: they are asked for in every block
+                self.say(f"waiting for {what}")
+
+
+def _state(device: DeviceState) -> State:
+    """Return how a device is, in a word; it trains once it has the layers of a block."""
+    if device.quarantined:
+        return "quarantined"
+    if device.connection is None:
+        return "away"
+    if device.late:
+        return "late"
+    return "training" if device.attempt else "waiting"

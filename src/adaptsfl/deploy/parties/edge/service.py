@@ -1,0 +1,176 @@
+"""The edge server as gRPC sees it: reads what devices send, checks it, and hands it to the protocol as events."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.parties.edge.conductor import Conductor
+from adaptsfl.deploy.parties.edge.sessions import HELLO_S, MOST_SAMPLES, Arrival, Session
+from adaptsfl.deploy.protocol import events
+from adaptsfl.deploy.security.identity import Party, require
+from adaptsfl.deploy.service import NotNow, Service, TooMuch
+from adaptsfl.deploy.tensors import NonFiniteTensor, size_of
+from adaptsfl.deploy.terms import PROTOCOL
+from adaptsfl.deploy.transfer import Chunk
+from adaptsfl.errors import BadMessage
+
+
+class EdgeService(Service):
+    """Answers the calls of service Edge, for a conductor."""
+
+    service = "Edge"
+
+    def __init__(self, conductor: Conductor) -> None:
+        super().__init__(conductor.say)
+        self.conductor, self.roster, self.executor = conductor, conductor.roster, conductor.executor
+        self.protocol, self.shapes, self.measured = conductor.protocol, conductor.shapes, conductor.measured
+
+    async def train(
+        self, requests: AsyncIterator[wire.FromDevice], context: Any
+    ) -> AsyncIterator[wire.ToDevice | Chunk]:
+        """Talk with one device for as long as its connection lasts."""
+        party = await require(context, "device")
+        member = self.roster.members.get(party.name)
+        if member is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{party.name} is no device of this run")
+            return
+        if not member.joins.allows():
+            raise TooMuch(f"{party.name} connects too often")
+        session = self.executor.connect(member)
+        listening = asyncio.create_task(self._listen(session, aiter(requests)))
+        violated = informed = False
+        try:
+            async for message in session.messages():
+                yield message
+            informed = not context.done()
+        except BadMessage:
+            violated = True
+            raise
+        finally:
+            listening.cancel()
+            self.executor.disconnect(session, violated=violated, informed=informed)
+
+    def violated(self, party: Party, reason: str) -> None:
+        """Take note that a device broke the protocol, in whichever call."""
+        member = self.roster.members.get(party.name)
+        if member is not None:
+            self.executor.handle(events.Violated(member.number, reason))
+
+    def behaved(self, party: Party) -> None:
+        """Strikes end when a round was trained with what a device sent, not with any call."""
+
+    def shut_out(self, party: Party) -> str:
+        """Return why a device may not call any more; empty if it may."""
+        member = self.roster.members.get(party.name)
+        device = None if member is None else self.protocol.devices[member.number]
+        return device.last_error if device is not None and device.quarantined else ""
+
+    async def _listen(self, session: Session, requests: AsyncIterator[wire.FromDevice]) -> None:
+        """Take in what a device sends, until it or we end the connection."""
+        name = session.member.name
+        try:
+            async with asyncio.timeout(HELLO_S):
+                self._greet(session, _of_kind(await anext(requests), "hello").hello)
+            answer = await anext(requests)
+            if answer.WhichOneof("kind") == "failure":
+                self._take_failure(session, answer.failure)
+                return
+            self._take_ready(session, _of_kind(answer, "ready").ready)
+            while True:
+                await self._take(session, await anext(requests), requests)
+        except StopAsyncIteration:
+            session.close()
+        except TimeoutError:
+            session.close(NotNow(f"{name} did not say hello"))
+        except Exception as error:
+            session.close(error)
+
+    def _greet(self, session: Session, hello: wire.Hello) -> None:
+        name = session.member.name
+        if hello.device != name:
+            raise BadMessage(f"{name} calls itself {hello.device[:64]!r}")
+        if hello.version != PROTOCOL:
+            raise NotNow(f"{name} speaks version {hello.version} of the protocol, this server {PROTOCOL}")
+        self.executor.handle(events.Hello(session.number, session.member.number, int(hello.attempt)))
+
+    def _take_ready(self, session: Session, ready: wire.Ready) -> None:
+        member, least = session.member, self.shapes.batch_size
+        if not least <= ready.samples <= MOST_SAMPLES:
+            raise BadMessage(f"{member.name} has {ready.samples} samples, a mini-batch has {least}")
+        self.measured.ready(member.number, ready)
+        self.executor.handle(events.Ready(session.number, int(ready.samples)))
+
+    async def _take(self, session: Session, message: wire.FromDevice, requests: AsyncIterator[wire.FromDevice]) -> None:
+        match message.WhichOneof("kind"):
+            case "activations":
+                await self._take_activations(session, message.activations, requests)
+            case "delivered":
+                self._take_delivered(session, message.delivered)
+            case "failure":
+                self._take_failure(session, message.failure)
+            case kind:
+                raise BadMessage(f"{kind or 'nothing'} came where it had no place")
+
+    async def _take_activations(
+        self, session: Session, header: wire.Activations, requests: AsyncIterator[wire.FromDevice]
+    ) -> None:
+        """Receive activations, and hand them to the protocol; no more is read before they were computed with."""
+        member, attempt = session.member, int(header.attempt)
+        if not self.protocol.expects(session.number, attempt):  # of a block that was closed without it
+            await session.discard(header, self.shapes, requests)
+            self.executor.handle(events.StaleActivations(session.number))
+            return
+        self.shapes.check(header, self.protocol.devices[member.number].cut)
+        try:
+            arrival = await session.receive(header, self.shapes, requests)
+        except NonFiniteTensor:
+            self.executor.handle(events.NotFinite(member.number, attempt))
+            raise
+        if not self.protocol.expects(session.number, attempt):
+            return  # the block was closed meanwhile, or the device has connected anew and sends it again
+        self._measure(session, arrival)
+        session.arrival = arrival
+        purpose: events.Purpose = "evaluation" if header.evaluation else "estimation" if header.estimation else "round"
+        batches = int(header.evaluation_batches)
+        self.executor.handle(events.Activations(session.number, attempt, int(header.round), purpose, batches))
+        session.arrival = None
+        if session.work is not None:
+            await asyncio.wait([session.work])
+            session.work = None
+
+    def _measure(self, session: Session, arrival: Arrival) -> None:
+        """Learn from activations how fast a device and its links are."""
+        member, header = session.member, arrival.header
+        bits = 8 * size_of(header.tensor.shape, header.tensor.dtype)
+        self.measured.device(member.number, bits, uplink_bps=arrival.bps)
+        self.measured.device(member.number, member.answered_bits, downlink_bps=header.downlink)
+        if not (header.evaluation or header.estimation):
+            cut = self.protocol.devices[member.number].cut
+            self.measured.computed(member.number, cut, header.forward_s, header.backward_s)
+            member.forward_s, member.backward_s = header.forward_s, header.backward_s or member.backward_s
+
+    def _take_delivered(self, session: Session, delivered: wire.Delivered) -> None:
+        block, ledger, number = self.protocol.block, self.executor.ledger, session.member.number
+        expected = self.protocol.expects(session.number, int(delivered.attempt))
+        if expected and block is not None and block.closing and ledger is not None:
+            ledger.delivered_last = number, time.perf_counter(), delivered.fed_uplink
+            self.measured.device(
+                number,
+                self.conductor.accounts.layer_bits(ledger.cuts[number]),
+                fed_uplink_bps=delivered.fed_uplink,
+                fed_downlink_bps=delivered.fed_downlink,
+            )
+        self.executor.handle(events.Delivered(session.number, int(delivered.attempt)))
+
+    def _take_failure(self, session: Session, failure: wire.Failure) -> None:
+        self.executor.handle(events.GaveUp(session.number, failure.reason, failure.diverged))
+
+
+def _of_kind(message: wire.FromDevice, kind: str) -> wire.FromDevice:
+    if message.WhichOneof("kind") != kind:
+        raise BadMessage(f"{message.WhichOneof('kind') or 'nothing'} came, {kind} was expected")
+    return message

@@ -1,0 +1,206 @@
+"""The edge server's side of one device: its connection, and what is remembered of it between two connections.
+
+Whatever a device sends is held against what it was told to do before memory is taken for it. What has no place ends
+the connection with a reason.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.parties.edge.resources import LONGEST_S
+from adaptsfl.deploy.security.limits import RateLimit
+from adaptsfl.deploy.tensors import check_header, size_of, unpack
+from adaptsfl.deploy.terms import Terms
+from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
+from adaptsfl.errors import BadMessage
+from adaptsfl.models import SplitModel
+
+JOINS_PER_MINUTE = 30
+HELLO_S = 60.0  # after which a connection is ended on which nobody has said who it is
+MOST_SAMPLES = 10**9
+MOST_TEST_BATCHES = 2**20
+MOST_UNREAD, MOST_UNREAD_TENSORS = 64, 4  # messages that a device may leave unread, and gradients among them
+
+
+@dataclass
+class Member:
+    """What the edge server measures and keeps of a device; where it stands in the protocol is `DeviceState`.
+
+    Attributes:
+        answer: the gradients of the last round that was trained with it, in case it asks again.
+        answered_bits: of the gradients that it was sent last, which may have been of another cut than its next ones.
+        forward_s, backward_s: of its layers, as it told them last.
+        sent_bytes, received_bytes: tensors to and from it, since the server was started.
+        joins: how often it may connect.
+    """
+
+    number: int
+    name: str
+    answer: tuple[wire.Gradients, memoryview] | None = None
+    answered_bits: int = 0
+    forward_s: float | None = None
+    backward_s: float | None = None
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    joins: RateLimit = field(default_factory=lambda: RateLimit(JOINS_PER_MINUTE))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What tensors of this run look like on the wire.
+
+    Attributes:
+        activations: by cut, from 1: the shape of one sample.
+        labels: the shape of one sample's labels.
+        classes: labels are below.
+    """
+
+    activations: tuple[tuple[int, ...], ...]
+    labels: tuple[int, ...]
+    classes: int
+    batch_size: int
+    wire_dtype: str
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, terms: Terms, model: SplitModel, example: Tensor) -> Self:
+        """Run a model once to see what its activations look like at every cut."""
+        mode, x, shapes = model.module.training, example, []
+        model.eval()
+        for piece in model.pieces:
+            x = piece(x)
+            shapes.append(tuple(x.shape[1:]))
+        model.train(mode)
+        labels = shapes[-1][:-1]  # one per output: of a sequence, one per token
+        classes, wire_dtype = terms.classes(model, example), terms.recipe.model.wire_dtype
+        return cls(tuple(shapes), labels, classes, terms.batch_size, wire_dtype)
+
+    def size(self, cut: int) -> int:
+        """Return the bytes of a mini-batch at a cut."""
+        return size_of((self.batch_size, *self.activations[cut - 1]), self.wire_dtype)
+
+    def check(self, header: wire.Activations, cut: int) -> None:
+        """Refuse tensors of another shape or type than a mini-batch at this cut has, and times that cannot be."""
+        for seconds in (header.forward_s, header.backward_s):
+            if not 0 <= seconds <= LONGEST_S:
+                raise BadMessage(f"a device computed for {seconds:g} s, 0 to {LONGEST_S:g} were expected")
+        samples = header.tensor.shape[0] if header.tensor.shape else 0
+        if header.evaluation and header.estimation:
+            raise BadMessage("activations came for an evaluation and an estimation at once")
+        if header.evaluation:
+            if not 1 <= samples <= self.batch_size:
+                raise BadMessage(f"{samples} samples came for evaluation, 1 to {self.batch_size} were expected")
+            if not 1 <= header.evaluation_batches <= MOST_TEST_BATCHES:
+                batches = header.evaluation_batches
+                raise BadMessage(f"{batches} mini-batches were announced, 1 to {MOST_TEST_BATCHES} were expected")
+        else:
+            samples = self.batch_size
+        check_header(header.tensor, (samples, *self.activations[cut - 1]), self.wire_dtype)
+        check_header(header.labels, (samples, *self.labels), "int64")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Activations of one device, with their labels and how fast they came."""
+
+    header: wire.Activations
+    activations: Tensor
+    labels: Tensor
+    bps: float
+    seconds: float
+    came: float  # when, by `time.perf_counter`
+
+
+class Session:
+    """One connection of a device: messages out, in order, and activations in.
+
+    Args:
+        number: by which the protocol knows it.
+        closing: called with its number once this side is ending it.
+
+    Attributes:
+        arrival: the activations that came last, until the protocol has said what becomes of them.
+        work: what is computed with them; no more is read before it is done.
+    """
+
+    def __init__(self, member: Member, number: int = 0, closing: Callable[[int], None] = lambda _number: None) -> None:
+        self.member, self.number, self._closing = member, number, closing
+        self.arrival: Arrival | None = None
+        self.work: asyncio.Task[None] | None = None
+        self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue()
+        self._unread_tensors = 0
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def send(self, message: wire.ToDevice, data: memoryview | None = None) -> None:
+        """Send a message, and the bytes that belong to it behind it."""
+        if self._closed:
+            return
+        self._unread_tensors += data is not None
+        if self._queue.qsize() >= MOST_UNREAD or self._unread_tensors > MOST_UNREAD_TENSORS:
+            self.close(BadMessage("the device does not read what it is sent"))
+            return
+        self._queue.put_nowait((message, data))
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the connection, after what was sent before unless there is an error."""
+        if error is not None:
+            self._error = self._error or error
+            while not self._queue.empty():
+                self._queue.get_nowait()
+        self._queue.put_nowait(None)
+        if not self._closed:
+            self._closed = True
+            self._closing(self.number)
+
+    async def messages(self) -> AsyncIterator[wire.ToDevice | Chunk]:
+        """Yield what is to be sent until the connection is closed; raise what it was closed with."""
+        while (item := await self._queue.get()) is not None:
+            message, data = item
+            yield message
+            if data is not None:
+                for chunk in chunks(data):
+                    yield chunk
+                self.member.sent_bytes += len(data)
+                self._unread_tensors -= 1
+        if self._error is not None:
+            raise self._error
+
+    async def receive(
+        self, header: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]
+    ) -> Arrival:
+        """Return the tensors that follow their header, which has been checked."""
+        label_bytes = size_of(header.labels.shape, "int64")
+        body = await self._body(requests, label_bytes + size_of(header.tensor.shape, header.tensor.dtype))
+        data = memoryview(body.data)
+        labels = unpack(header.labels, data[:label_bytes])
+        if int(labels.min()) < 0 or int(labels.max()) >= shapes.classes:
+            raise BadMessage(f"a label outside of 0 … {shapes.classes - 1} came")
+        return Arrival(header, unpack(header.tensor, data[label_bytes:]), labels, body.bps, body.seconds, body.came)
+
+    async def discard(self, header: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
+        """Read past tensors that come too late, as long as they could have been right once."""
+        for part in (header.labels, header.tensor):
+            if part.dtype not in ("int64", shapes.wire_dtype):
+                raise BadMessage(f"a tensor of {part.dtype[:20]!r} came")
+        most = max(shapes.size(cut) for cut in range(1, len(shapes.activations) + 1))
+        sizes = [size_of(header.labels.shape, header.labels.dtype), size_of(header.tensor.shape, header.tensor.dtype)]
+        if sizes[0] > size_of((shapes.batch_size, *shapes.labels), "int64") or sizes[1] > most:
+            raise BadMessage(f"{sum(sizes)} bytes were announced")
+        await self._body(requests, sum(sizes))
+
+    async def _body(self, requests: AsyncIterator[wire.FromDevice], size: int) -> Incoming:
+        incoming = Incoming(size)
+        while not incoming.complete:
+            message = await anext(requests)
+            if message.WhichOneof("kind") != "chunk":
+                raise BadMessage(f"{message.WhichOneof('kind') or 'nothing'} came amid the bytes of a tensor")
+            incoming.add(message.chunk)
+            self.member.received_bytes += len(message.chunk)
+        return incoming

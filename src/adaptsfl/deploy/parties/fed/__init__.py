@@ -1,0 +1,1 @@
+"""The fed server, and the calls of it."""

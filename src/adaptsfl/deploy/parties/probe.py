@@ -1,0 +1,75 @@
+"""How fast links are, measured by sending bytes there and back."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import grpc
+
+from adaptsfl.deploy.security.identity import Credentials, Party, open_channel
+from adaptsfl.deploy.service import ECHO_BYTES, OPTIONS, Calls
+from adaptsfl.deploy.transfer import CHUNK_BYTES, Incoming
+from adaptsfl.deploy.wire_pb2 import Echo
+from adaptsfl.errors import BadMessage, InvalidInput, first_line
+
+# Sent there and back to measure a link: a little at first, and more while that takes too short a time to trust.
+FIRST_BYTES, MOST_BYTES = 2**16, ECHO_BYTES
+LONG_ENOUGH_S = 0.2
+ECHO_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """Bits per second; 0 where a link is too fast to say."""
+
+    uplink: float
+    downlink: float
+
+
+async def probe_links(
+    servers: Mapping[Literal["edge", "fed"], str], credentials: Credentials | None, party: Party
+) -> dict[str, LinkRates]:
+    """Measure the links to servers that are there now, one after the other."""
+    found = {}
+    for role, address in servers.items():
+        async with open_channel(address, role, credentials, party, OPTIONS) as channel:
+            try:
+                found[str(role)] = await measure_link(Calls(channel, role.capitalize()), wait=False)
+            except grpc.aio.AioRpcError as error:
+                problem = f"{address} did not answer: {error.code().name}, {first_line(Exception(error.details()))}"
+                raise InvalidInput(f"--{role}", problem, "Check address, name and certificates; is it up?") from None
+    return found
+
+
+async def measure_link(calls: Calls, *, wait: bool = True) -> LinkRates:
+    """Send bytes to a server and have as many back: as many as it takes to say how fast that goes.
+
+    Args:
+        wait: for a server that is not there yet.
+    """
+    size = FIRST_BYTES
+    while True:
+        rates, took_s = await _there_and_back(calls, size, wait=wait)
+        if size == MOST_BYTES or took_s > LONG_ENOUGH_S:
+            return rates
+        size = min(8 * size, MOST_BYTES)
+
+
+async def _there_and_back(calls: Calls, size: int, *, wait: bool) -> tuple[LinkRates, float]:
+    """Return both rates, and the seconds of the quicker of the two ways."""
+
+    async def sent() -> AsyncIterator[Echo]:
+        yield Echo()  # from its arrival on the time counts
+        for start in range(0, size, CHUNK_BYTES):
+            yield Echo(chunk=bytes(min(CHUNK_BYTES, size - start)))
+
+    uplink, incoming = 0.0, None
+    async for answer in calls.echo(sent(), wait_for_ready=wait, timeout=ECHO_PATIENCE_S):
+        if incoming is None:
+            uplink, incoming = float(answer.uplink), Incoming(size)
+        else:
+            incoming.add(answer.chunk)
+    if incoming is None or not incoming.complete:
+        raise BadMessage("a server sent back fewer bytes than it was sent")
+    quicker_s = min(incoming.seconds, 8 * size / uplink if uplink else 0.0)
+    return LinkRates(uplink, incoming.bps), quicker_s

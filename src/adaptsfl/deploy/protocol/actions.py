@@ -1,0 +1,235 @@
+"""What the protocol wants to be done. The conductor carries actions out in their order, without asking back."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Action:
+    """Anything that is to be done."""
+
+
+# --- messages to devices ---
+
+
+@dataclass(frozen=True)
+class SendWelcome(Action):
+    """Send the settings of the run."""
+
+    connection: int
+    device: int
+
+
+@dataclass(frozen=True)
+class SendPlan(Action):
+    """Send the plan of the block.
+
+    Attributes:
+        evaluate: whether to evaluate before the first round.
+        estimate: the round on whose mini-batch batch-norm's statistics are estimated; 0 if they are not.
+    """
+
+    connection: int
+    attempt: int
+    block: int
+    next_round: int
+    last_round: int
+    cut: int
+    evaluate: bool
+    estimate: int
+
+
+@dataclass(frozen=True)
+class SendGradients(Action):
+    """Send the gradients of a round that was trained, for the first time or once more."""
+
+    connection: int
+    device: int
+    round: int
+
+
+@dataclass(frozen=True)
+class SendSkip(Action):
+    """Tell a device to go on with another round."""
+
+    connection: int
+    next_round: int
+
+
+@dataclass(frozen=True)
+class SendEvaluate(Action):
+    """Tell a device to evaluate with the merged statistics of batch-norm."""
+
+    connection: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class SendDeliver(Action):
+    """Ask a device to take its layers to the fed server."""
+
+    connection: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class SendStop(Action):
+    """Tell a device that the run is over."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Close(Action):
+    """End a connection.
+
+    Attributes:
+        reason: what the device is told; if empty, what was sent before still gets there.
+        violation: whether the device broke the protocol, which counts.
+    """
+
+    connection: int
+    reason: str = ""
+    violation: bool = False
+
+
+# --- work of the edge server ---
+
+
+@dataclass(frozen=True)
+class GiveLayers(Action):
+    """Begin a device's layers above its cut as they were when the block began."""
+
+    attempt: int
+    device: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class UseActivations(Action):
+    """Keep the activations that have just arrived for the open round, and run the device's layers above its cut."""
+
+    connection: int
+    device: int
+
+
+@dataclass(frozen=True)
+class EvaluateBatch(Action):
+    """Evaluate the mini-batch that has just arrived."""
+
+    connection: int
+    attempt: int
+    device: int
+    number: int
+
+
+@dataclass(frozen=True)
+class KeepForEstimation(Action):
+    """Keep the activations that have just arrived for the estimation of batch-norm's statistics."""
+
+    connection: int
+    device: int
+
+
+@dataclass(frozen=True)
+class TrainRound(Action):
+    """Train a round with the activations of these devices.
+
+    Attributes:
+        everybody: whether nobody was waited for in vain: then all time since the last arrival is the server's own.
+    """
+
+    attempt: int
+    round: int
+    devices: tuple[int, ...]
+    everybody: bool
+
+
+@dataclass(frozen=True)
+class EstimateMoments(Action):
+    """Estimate batch-norm's statistics from the activations of these devices, and have them merged."""
+
+    attempt: int
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EndEvaluation(Action):
+    """Record an evaluation of the model after a round."""
+
+    round: int
+    accuracy: float
+    loss: float
+
+
+# --- calls of the fed server ---
+
+
+@dataclass(frozen=True)
+class Reopen(Action):
+    """Make sure that the fed server knows the block."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class DeliverOwn(Action):
+    """Take a device's layers above its cut to the fed server."""
+
+    attempt: int
+    device: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class Average(Action):
+    """Have the layers of these devices averaged."""
+
+    attempt: int
+    devices: tuple[int, ...]
+
+
+# --- the course of the run ---
+
+
+@dataclass(frozen=True)
+class EndBlock(Action):
+    """The block is over."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Diverged(Action):
+    """Training has diverged: end the run."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndFarewell(Action):
+    """Nobody is left who should hear that the run is over."""
+
+
+# --- what people see ---
+
+
+@dataclass(frozen=True)
+class Show(Action):
+    """Show how these devices are."""
+
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Say(Action):
+    """Write a line to the log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class WaitFor(Action):
+    """Show what is being waited for."""
+
+    what: str

@@ -1,0 +1,77 @@
+"""The state machine: every event goes to one function, then the protocol looks whether it can go on."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from adaptsfl.deploy.protocol import delivery, events, membership, rounds
+from adaptsfl.deploy.protocol.actions import Action
+from adaptsfl.deploy.protocol.state import BlockState, State
+
+TRANSITIONS: dict[type[events.Event], Callable[[State, Any, float], None]] = {
+    events.Hello: membership.hello,
+    events.Ready: membership.ready,
+    events.Closing: membership.closing,
+    events.Disconnected: membership.disconnected,
+    events.Violated: membership.violated,
+    events.GaveUp: membership.gave_up,
+    events.LayersGiven: membership.layers_given,
+    events.RunOver: membership.run_over,
+    events.BlockOpened: rounds.block_opened,
+    events.Activations: rounds.activations,
+    events.StaleActivations: rounds.stale_activations,
+    events.NotFinite: rounds.not_finite,
+    events.RoundTrained: rounds.round_trained,
+    events.RoundRejected: rounds.round_rejected,
+    events.BatchEvaluated: rounds.batch_evaluated,
+    events.MomentsRejected: rounds.moments_rejected,
+    events.MomentsMerged: rounds.moments_merged,
+    events.Delivered: delivery.delivered,
+    events.Reopened: delivery.reopened,
+    events.OwnDelivered: delivery.own_delivered,
+    events.OwnRefused: delivery.own_refused,
+    events.BlockForgotten: delivery.block_forgotten,
+    events.NotDelivered: delivery.not_delivered,
+    events.Averaged: delivery.averaged,
+}
+SETTLE: dict[str, Callable[[State, BlockState, float], None]] = {
+    "estimating": rounds.settle_estimating,
+    "training": rounds.settle_round,
+    "testing": rounds.settle_testing,
+    "delivering": delivery.settle_delivering,
+}
+
+
+class EdgeProtocol(State):
+    """The protocol of one run.
+
+    Args:
+        names: of all devices, in the fleet's order.
+
+    It knows no time of its own: `now` is any clock that never goes back. If nothing happens until `wake_at`, whoever
+    drives it hands in `DeadlinePassed`.
+    """
+
+    def handle(self, event: events.Event, now: float) -> list[Action]:
+        """Take in an event; return what is to be done, in this order."""
+        if not isinstance(event, events.DeadlinePassed):
+            TRANSITIONS[type(event)](self, event, now)
+        self.wake_at = math.inf
+        while self.block is not None and (settle := SETTLE.get(self.block.phase)) is not None:
+            phase = self.block.phase
+            settle(self, self.block, now)
+            if self.block is None or self.block.phase == phase:
+                break
+        if self.farewell is not None:
+            membership.settle_farewell(self, self.farewell, now)
+        actions, self.actions = self.actions, []
+        return actions
+
+    def expects(self, connection: int, attempt: int) -> bool:
+        """Whether activations that a connection announces are of the block under way."""
+        return self.current(connection, attempt) is not None
+
+    def may_start(self, now: float, deadline: float) -> bool:
+        """Whether a run may begin: with all devices that can take part, after a while with as many as are needed."""
+        able = sum(not (device.gave_up or device.quarantined) for device in self.devices)
+        return self.enough() and (len(self.here()) >= able or now >= deadline)

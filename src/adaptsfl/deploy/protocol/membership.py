@@ -1,0 +1,191 @@
+"""Connections come and go: who is here, who is given layers and a plan, who is shut out."""
+
+from adaptsfl.checks import printable
+from adaptsfl.deploy.protocol import actions as do
+from adaptsfl.deploy.protocol import events as on
+from adaptsfl.deploy.protocol.state import BlockState, Connection, DeviceState, Farewell, State
+
+
+def hello(state: State, event: on.Hello, _now: float) -> None:
+    """Welcome a device. Nothing else is sent to it, and nobody waits for it, before it is ready."""
+    device = state.devices[event.device]
+    state.close(device.connection, f"{device.name} has connected anew")
+    connection = Connection(event.connection, event.device, event.attempt)
+    state.connections[event.connection] = connection
+    device.newest, device.connection, device.gave_up = event.connection, None, False
+    if state.farewell is not None:
+        send_stop(state, connection)
+    state.emit(do.SendWelcome(event.connection, event.device))
+
+
+def ready(state: State, event: on.Ready, _now: float) -> None:
+    """Count a device among those who are here, and tell it what the others are doing."""
+    connection, block = state.connections.get(event.connection), state.block
+    if connection is None or connection.closing:
+        return
+    device = state.devices[connection.device]
+    if device.newest != connection.number:
+        state.close(connection.number, f"{device.name} has connected anew")
+        return
+    device.samples, device.connection = event.samples, connection.number
+    if connection.held != device.attempt:
+        device.attempt = 0
+    state.emit(do.Show((device.number,)))
+    if state.farewell is not None:
+        send_stop(state, connection)
+    elif block is not None and device.attempt != block.attempt and not device.admission:
+        device.admission = "reopening"  # it will ask the fed server for layers
+        reopen(state, block)
+    else:
+        admit(state, device)
+
+
+def reopen(state: State, block: BlockState) -> None:
+    """Make sure that the fed server knows the block."""
+    if not block.reopening:
+        block.reopening = True
+        state.emit(do.Reopen(block.attempt))
+
+
+def admit(state: State, device: DeviceState) -> None:
+    """Tell a device that has come, or come back, what the others are doing; once per connection and block."""
+    block, connection = state.block, state.live(device)
+    if block is None or connection is None or connection.planned == block.attempt or device.admission == "giving":
+        return
+    if device.attempt != block.attempt:
+        _give_layers(state, device, block)
+        return
+    connection.planned = block.attempt
+    estimation = block.estimation
+    state.emit(
+        do.SendPlan(
+            connection.number,
+            block.attempt,
+            block.number,
+            next_round=state.rounds + 1,
+            last_round=block.last_round,
+            cut=device.cut,
+            evaluate=block.evaluation is not None and estimation is None,
+            estimate=estimation.round if estimation is not None and not estimation.closed else 0,
+        )
+    )
+    if block.evaluation is not None and estimation is not None and estimation.merged:
+        state.emit(do.SendEvaluate(connection.number, block.attempt))
+    if block.closing:
+        state.emit(do.SendDeliver(connection.number, block.attempt))
+
+
+def _give_layers(state: State, device: DeviceState, block: BlockState) -> None:
+    """Let a device begin with the block's layers; what it did in the block before it was lost counts no more."""
+    if block.round is not None:
+        block.round.leave_out(device.number)
+    block.trained.discard(device.number)
+    block.deliveries.leave_out(device.number)
+    device.cut, device.answered, device.admission = block.cuts[device.number], 0, "giving"
+    state.emit(do.GiveLayers(block.attempt, device.number, device.cut))
+
+
+def layers_given(state: State, event: on.LayersGiven, _now: float) -> None:
+    """Send the plan to a device whose layers are here."""
+    device, block = state.devices[event.device], state.block
+    if block is not None and block.attempt == event.attempt and device.admission == "giving":
+        device.attempt, device.admission = block.attempt, ""
+        admit(state, device)
+
+
+def admit_waiting(state: State) -> None:
+    """Give layers to those who waited until the fed server knows the block."""
+    for device in state.devices:
+        if device.admission == "reopening":
+            device.admission = ""
+            admit(state, device)
+
+
+def closing(state: State, event: on.Closing, _now: float) -> None:
+    """Count on a connection no more that is being ended."""
+    connection = state.connections.get(event.connection)
+    if connection is not None:
+        connection.closing = True
+
+
+def disconnected(state: State, event: on.Disconnected, _now: float) -> None:
+    """Forget a connection; what its device holds of the block is kept, unless it broke the protocol."""
+    connection = state.connections.pop(event.connection, None)
+    if connection is None:
+        return
+    device = state.devices[connection.device]
+    if event.informed:
+        device.informed = connection.stopped
+    if device.newest == connection.number:
+        device.newest = None
+        if event.violated:
+            device.attempt = 0
+    if device.connection == connection.number:
+        device.connection = None
+        state.emit(do.Show((device.number,)))
+
+
+def violated(state: State, event: on.Violated, _now: float) -> None:
+    """Count a violation; too many shut a device out."""
+    device = state.devices[event.device]
+    device.violated(event.reason)
+    state.emit(do.Say(f"{device.name}: {device.last_error}" + (" (shut out)" if device.quarantined else "")))
+    send_away(state, device)
+
+
+def send_away(state: State, device: DeviceState) -> None:
+    """End the connection of a device that is shut out."""
+    if device.quarantined:
+        state.close(device.connection, f"{device.name} is shut out: {device.last_error}")
+    state.emit(do.Show((device.number,)))
+
+
+def gave_up(state: State, event: on.GaveUp, _now: float) -> None:
+    """Let a device go that cannot go on."""
+    connection = state.connections.get(event.connection)
+    if connection is None:
+        return
+    device, block = state.devices[connection.device], state.block
+    device.last_error, device.gave_up = printable(event.reason), True
+    state.emit(do.Say(f"{device.name} gave up: {device.last_error}"))
+    state.close(connection.number)
+    if event.diverged and block is not None and device.attempt == block.attempt:
+        state.not_finite(device.number)
+
+
+# --- the end of a run ---
+
+
+def send_stop(state: State, connection: Connection) -> None:
+    """Tell a device that the run is over; it ends the connection."""
+    assert state.farewell is not None
+    connection.stopped = True
+    state.emit(do.SendStop(connection.number, state.farewell.reason))
+
+
+def run_over(state: State, event: on.RunOver, now: float) -> None:
+    """Tell all devices that the run is over."""
+    state.block = None
+    until = now + event.farewell_s
+    state.farewell = Farewell(event.reason, frozenset(event.expected), until, until + event.preparing_s)
+    for device in state.here():
+        connection = state.live(device)
+        if connection is not None:
+            send_stop(state, connection)
+
+
+def settle_farewell(state: State, farewell: Farewell, now: float) -> None:
+    """Wait for devices that are away for a moment, or still preparing, to hear that the run is over."""
+    if farewell.over:
+        return
+    able = [d for d in state.devices if not (d.informed or d.gave_up or d.quarantined)]
+    missing = [d for d in able if d.number in farewell.expected or d.newest is not None]
+    preparing = any(d.newest is not None for d in missing)
+    deadline = farewell.preparing_deadline if preparing else farewell.deadline
+    if not missing or now >= deadline:
+        farewell.over = True
+        state.emit(do.EndFarewell())
+        return
+    state.wake_at = deadline
+    if away := [d.name for d in missing if d.connection is None]:
+        state.emit(do.WaitFor(f"{', '.join(away)} to hear that the run is over"))

@@ -1,0 +1,309 @@
+"""Activations arrive, and rounds are trained: with all who are here, or after the deadline with those who have sent."""
+
+from adaptsfl.deploy.protocol import actions as do
+from adaptsfl.deploy.protocol import delivery
+from adaptsfl.deploy.protocol import events as on
+from adaptsfl.deploy.protocol.membership import admit
+from adaptsfl.deploy.protocol.state import BlockState, DeviceState, Estimation, Evaluation, Round, State
+
+
+def block_opened(state: State, event: on.BlockOpened, now: float) -> None:
+    """Begin a block with all who are here."""
+    state.rounds = event.first_round - 1
+    estimation = Estimation(state.rounds) if event.evaluate and event.estimate else None
+    state.block = BlockState(
+        attempt=event.attempt,
+        number=event.number,
+        first_round=event.first_round,
+        rounds=event.rounds,
+        cuts=event.cuts,
+        planned=event.planned,
+        phase="estimating",
+        result_wanted=event.result_wanted,
+        round=Round(event.first_round) if event.rounds else None,
+        evaluation=Evaluation(state.rounds) if event.evaluate else None,
+        estimation=estimation,
+        estimation_deadline=now + state.rules.round_deadline_s,
+    )
+    if estimation is None:
+        _begin_training(state, state.block, now)
+    for device in state.devices:
+        device.attempt, device.admission = 0, ""
+    for device in state.here():
+        admit(state, device)
+
+
+def _begin_training(state: State, block: BlockState, now: float) -> None:
+    """Go on with the first round; with the last evaluation, in a block without rounds."""
+    deadline = now + state.rules.round_deadline_s
+    if block.round is not None:
+        block.phase, block.round.deadline = "training", deadline
+    else:
+        block.phase, block.test_deadline = "testing", deadline
+
+
+# --- activations ---
+
+
+def activations(state: State, event: on.Activations, _now: float) -> None:
+    """See what becomes of activations."""
+    device, block = state.current(event.connection, event.attempt), state.block
+    if device is None or block is None:
+        return  # the block was closed meanwhile, or the device has connected anew and sends them again
+    if event.purpose == "evaluation":
+        _test_batch(state, block, device, event)
+    elif event.purpose == "estimation":
+        _for_estimation(state, block, device, event)
+    elif block.first_round <= event.number <= block.last_round:
+        device.late = False
+        _of_round(state, block, device, event)
+    else:
+        rounds = f"rounds {block.first_round} to {block.last_round}"
+        state.close(event.connection, f"activations of round {event.number} came in {rounds}", violation=True)
+
+
+def _of_round(state: State, block: BlockState, device: DeviceState, event: on.Activations) -> None:
+    current = block.round
+    if device.answered == event.number:  # it was trained, and the answer was lost on the way
+        state.useless(event.connection)
+        state.emit(do.SendGradients(event.connection, device.number, event.number))
+    elif current is not None and event.number == current.number and device.number in current.arrived:
+        state.useless(event.connection)  # sent again over a new connection, before it was answered
+    elif current is not None and event.number == current.number and not current.training:
+        current.arrived.add(device.number)
+        state.useful(event.connection)
+        state.emit(do.UseActivations(event.connection, device.number))
+    else:
+        _too_early_or_late(state, current, event)
+
+
+def _too_early_or_late(state: State, current: Round | None, event: on.Activations) -> None:
+    """Tell a device which round to send instead; once the present one is trained, if it is early."""
+    training = current is not None and current.training
+    following = state.rounds + (2 if training else 1)
+    if event.number > max(following, state.connections[event.connection].skipped_to):
+        reason = f"activations of round {event.number} came, before round {following} was trained"
+        state.close(event.connection, reason, violation=True)
+        return
+    state.useless(event.connection)
+    if current is not None and training and event.number == following:
+        current.early.add(event.connection)  # it would only send the same again
+    else:
+        _skip(state, event.connection, following)
+
+
+def _skip(state: State, number: int, next_round: int) -> None:
+    connection = state.connections.get(number)
+    if connection is not None and not connection.closing:
+        connection.skipped_to = next_round
+        state.emit(do.SendSkip(number, next_round))
+
+
+def _test_batch(state: State, block: BlockState, device: DeviceState, event: on.Activations) -> None:
+    """Have a mini-batch of a device's test samples evaluated, unless training has gone on meanwhile."""
+    if block.evaluation is None:
+        state.useless(event.connection)
+        return
+    block.evaluation.announced(device.number, event.batches)
+    if event.number >= event.batches:
+        reason = f"test samples {event.number} came of {event.batches} that were announced"
+        state.close(event.connection, reason, violation=True)
+        return
+    state.emit(do.EvaluateBatch(event.connection, block.attempt, device.number, event.number))
+
+
+def _for_estimation(state: State, block: BlockState, device: DeviceState, event: on.Activations) -> None:
+    """Keep what batch-norm's statistics are estimated from, unless it comes too late."""
+    estimation = block.estimation
+    if estimation is None or event.number != estimation.round:
+        reason = f"activations of round {event.number} came for an estimation that nobody asked for"
+        state.close(event.connection, reason, violation=True)
+        return
+    device.late = False
+    if estimation.closed:
+        state.useless(event.connection)
+        return
+    estimation.arrived.add(device.number)
+    state.useful(event.connection)
+    state.emit(do.KeepForEstimation(event.connection, device.number))
+
+
+def stale_activations(state: State, event: on.StaleActivations, _now: float) -> None:
+    """Take note that a device is slow, but there."""
+    connection = state.connections.get(event.connection)
+    if connection is not None:
+        state.devices[connection.device].late = False
+        state.useless(event.connection)
+
+
+def not_finite(state: State, event: on.NotFinite, _now: float) -> None:
+    """Remember that what a device has sent contains NaN or infinity."""
+    if state.block is not None and state.block.attempt == event.attempt:
+        state.not_finite(event.device)
+
+
+def _reject(state: State, devices: tuple[int, ...]) -> None:
+    """End the connections of devices whose activations led to NaN or infinity."""
+    for device in devices:
+        state.close(state.devices[device].connection, "activations came that lead to NaN or infinity", violation=True)
+        state.not_finite(device)
+
+
+# --- rounds ---
+
+
+def settle_round(state: State, block: BlockState, now: float) -> None:
+    """Train the round once all who are here have sent, or the deadline has passed and enough have."""
+    current = block.round
+    if current is None or current.training:
+        return
+    missing = [d for d in state.holding() if d.number not in current.arrived]
+    waiting = [d for d in missing if not d.late]
+    arriving = any(d.admission == "giving" for d in state.here())  # they will be waited for
+    enough = len(current.arrived) >= state.rules.quorum
+    if enough and (now >= current.deadline or not (waiting or arriving)):
+        if waiting:
+            state.emit(do.Say(f"round {current.number} goes on without {', '.join(d.name for d in waiting)}"))
+        for device in waiting:
+            device.late = True
+        everybody = not waiting and current.awaited <= current.arrived
+        current.training = True
+        state.emit(do.TrainRound(block.attempt, current.number, tuple(sorted(current.arrived)), everybody))
+        return
+    current.awaited |= {d.number for d in waiting}
+    if enough:
+        state.wake_at = current.deadline
+    elif not missing and not arriving:
+        state.emit(do.WaitFor(f"devices: {len(current.arrived)} of {state.rules.quorum} that are needed"))
+
+
+def _being_trained(state: State, attempt: int, number: int) -> tuple[BlockState, Round] | None:
+    block = state.block
+    if block is None or block.attempt != attempt or block.round is None or not block.round.training:
+        return None
+    return (block, block.round) if block.round.number == number else None
+
+
+def round_trained(state: State, event: on.RoundTrained, now: float) -> None:
+    """Answer the devices of a round, and go on with the next one."""
+    found = _being_trained(state, event.attempt, event.round)
+    if found is None:
+        return
+    block, current = found
+    state.rounds = event.round
+    block.present, block.trained = tuple(sorted(current.arrived)), set()
+    for device in [state.devices[number] for number in block.present]:
+        device.last_round, device.rounds, device.strikes = event.round, device.rounds + 1, 0
+        if device.attempt != block.attempt or device.number in current.lost:
+            continue  # it has lost the layers that the gradients are for
+        block.trained.add(device.number)
+        device.answered, connection = event.round, state.live(device)
+        if connection is not None and connection.planned == block.attempt:  # else it asks once it has its plan
+            state.emit(do.SendGradients(connection.number, device.number, event.round))
+    end_evaluation(state, block)
+    if event.round < block.last_round:
+        block.round = Round(event.round + 1, now + state.rules.round_deadline_s)
+        for early in sorted(current.early):
+            _skip(state, early, event.round + 1)
+    else:
+        block.round = None
+        delivery.begin(state, block, now)
+
+
+def round_rejected(state: State, event: on.RoundRejected, now: float) -> None:
+    """Collect once more, without devices whose activations led to NaN or infinity."""
+    found = _being_trained(state, event.attempt, event.round)
+    if found is None:
+        return
+    _, current = found
+    current.arrived -= {*event.devices, *current.lost}
+    for early in sorted(current.early):
+        _skip(state, early, current.number)
+    current.training, current.lost, current.awaited, current.early = False, set(), set(), set()
+    current.deadline = now + state.rules.round_deadline_s
+    _reject(state, event.devices)
+
+
+# --- evaluation ---
+
+
+def batch_evaluated(state: State, event: on.BatchEvaluated, _now: float) -> None:
+    """Count a mini-batch of test samples, unless training has gone on meanwhile."""
+    block = state.block
+    if block is not None and block.attempt == event.attempt and block.evaluation is not None:
+        block.evaluation.add(event.device, event.number, event.row)
+
+
+def end_evaluation(state: State, block: BlockState) -> None:
+    """Take what the evaluation came to, once training goes on."""
+    evaluation, block.evaluation = block.evaluation, None
+    result = None if evaluation is None else evaluation.result()
+    if evaluation is not None and result is not None:
+        state.emit(do.EndEvaluation(evaluation.round, *result))
+
+
+def settle_testing(state: State, block: BlockState, now: float) -> None:
+    """End the last evaluation once all who are here have sent all samples, or the deadline has passed."""
+    evaluation = block.evaluation
+    if evaluation is not None and now < block.test_deadline:
+        arriving = any(d.admission == "giving" for d in state.here())
+        untested = any(not evaluation.complete(device.number) for device in state.holding())
+        if untested or arriving or not state.enough():
+            state.wake_at = block.test_deadline
+            return
+    end_evaluation(state, block)
+    state.block = None
+    state.emit(do.EndBlock(block.attempt))
+
+
+def settle_estimating(state: State, block: BlockState, now: float) -> None:
+    """Estimate batch-norm's statistics once all who are here have sent, or the deadline has passed."""
+    estimation = block.estimation
+    assert estimation is not None
+    waiting = [d for d in state.holding() if d.number not in estimation.arrived and not d.late]
+    arriving = any(d.admission == "giving" for d in state.here())
+    enough = len(estimation.arrived) >= state.rules.quorum
+    if now < block.estimation_deadline and (waiting or arriving or not enough):
+        state.wake_at = block.estimation_deadline
+        return
+    for device in waiting:
+        device.late = True
+    block.phase = "merging"
+    if enough:
+        state.emit(do.EstimateMoments(block.attempt, tuple(sorted(estimation.arrived))))
+    else:
+        moments_merged(state, on.MomentsMerged(block.attempt, merged=False), now)
+
+
+def moments_rejected(state: State, event: on.MomentsRejected, now: float) -> None:
+    """Collect once more, without devices whose activations led to NaN or infinity."""
+    block = state.block
+    if block is None or block.attempt != event.attempt or block.phase != "merging" or block.estimation is None:
+        return
+    block.estimation.arrived -= set(event.devices)
+    block.phase, block.estimation_deadline = "estimating", now + state.rules.round_deadline_s
+    _reject(state, event.devices)
+
+
+def moments_merged(state: State, event: on.MomentsMerged, now: float) -> None:
+    """Let devices evaluate with merged statistics, and go on; without them they go on at once."""
+    block = state.block
+    if block is None or block.attempt != event.attempt or block.phase != "merging" or block.estimation is None:
+        return
+    for device in [state.devices[number] for number in event.missing]:
+        device.failed_to_deliver()
+        reason = "it said that its moments are at the fed server, and none are"
+        state.close(device.connection, reason, violation=True)
+    block.estimation.closed, block.estimation.merged = True, event.merged
+    if not event.merged:
+        state.emit(do.Say("batch-norm's statistics could not be re-estimated: no evaluation this time"))
+    for device in state.here():
+        connection = state.live(device)
+        if connection is not None and connection.planned == block.attempt:
+            if event.merged:
+                state.emit(do.SendEvaluate(connection.number, block.attempt))
+            else:
+                _skip(state, connection.number, block.first_round)
+    if not event.merged or not block.result_wanted:
+        block.evaluation = None
+    _begin_training(state, block, now)

@@ -1,0 +1,1 @@
+"""Who may speak, and how much: certificates, identities, limits."""

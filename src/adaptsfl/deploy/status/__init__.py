@@ -1,0 +1,1 @@
+"""How a running edge server is, for people and for Prometheus."""

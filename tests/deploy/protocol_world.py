@@ -1,0 +1,444 @@
+"""The edge server's protocol among models of devices and of the fed server; work ends when a test says so.
+
+What is checked here on every step is what no order of events may break:
+
+- nothing is trained twice: rounds follow one another, each with activations that belong to the layers it trains;
+- no delivery is lost or mixed up: what is averaged was delivered by both sides, from one life of the device's layers;
+- nobody is waited for beyond a deadline, if enough others are there;
+- a quorum is always needed.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from adaptsfl.deploy.protocol import EdgeProtocol, actions, events
+from adaptsfl.deploy.protocol.state import Rules
+
+A = TypeVar("A", bound=actions.Action)
+WORK = (
+    actions.GiveLayers,
+    actions.TrainRound,
+    actions.EvaluateBatch,
+    actions.EstimateMoments,
+    actions.Reopen,
+    actions.DeliverOwn,
+    actions.Average,
+)
+
+
+@dataclass
+class Device:
+    """A device that does what it is told.
+
+    Attributes:
+        life: which of its layers it holds; they begin anew when it is restarted.
+        pending: the round that it has sent and not been answered.
+    """
+
+    number: int
+    connection: int = 0
+    ready: bool = False
+    inbox: list[Any] = field(default_factory=list)
+    held: int = 0
+    life: int = 0
+    next_round: int = 0
+    last_round: int = 0
+    pending: int = 0
+    learned: int = 0
+    evaluated: bool = False
+    told: str = ""
+
+
+@dataclass
+class Fed:
+    """A fed server: the block that it knows, and whose layers of which life are there."""
+
+    attempt: int = 0
+    from_devices: dict[int, int] = field(default_factory=dict)
+    from_edge: dict[int, int] = field(default_factory=dict)
+
+    def know(self, attempt: int) -> bool:
+        """Open a block; return whether it was not known."""
+        if self.attempt == attempt:
+            return False
+        self.attempt, self.from_devices, self.from_edge = attempt, {}, {}
+        return True
+
+
+class World:
+    """The protocol, and everything around it.
+
+    Attributes:
+        pending: work that was begun and has not ended, in its order.
+        log: all actions.
+        ended: attempts whose blocks are over.
+    """
+
+    def __init__(self, devices: int = 2, quorum: int = 1, deadline_s: float = 10.0) -> None:
+        names = [f"device-{number + 1}" for number in range(devices)]
+        self.protocol = EdgeProtocol(names, Rules(quorum, deadline_s))
+        self.devices = [Device(number) for number in range(devices)]
+        self.fed = Fed()
+        self.now = 0.0
+        self.pending: list[actions.Action] = []
+        self.log: list[actions.Action] = []
+        self.ended: list[int] = []
+        self.diverged = ""
+        self.trained: dict[tuple[int, int], dict[int, int]] = {}  # by attempt and round: devices, and their lives
+        self.averaged: list[tuple[int, ...]] = []
+        self.life = dict.fromkeys(range(devices), 0)  # of the layers that the edge server holds of a device
+        self.arrived: dict[int, tuple[int, int]] = {}  # by device: life and round of its activations here
+        self.open: dict[int, int] = {}  # connections, and whose they are
+        self.planned: dict[int, int] = {}  # by connection: the attempt whose plan was sent last
+        self.liars: set[int] = set()  # devices that say what is not true
+        self.connections = 0
+        self.attempts = 0
+        self.rounds = 0
+
+    # --- events ---
+
+    def do(self, event: events.Event) -> list[actions.Action]:
+        """Hand an event to the protocol; check and begin what it leads to."""
+        found = self.protocol.handle(event, self.now)
+        for action in found:
+            self.log.append(action)
+            self._check(action)
+            self._begin(action)
+        self._check_waiting()
+        return found
+
+    def open_block(self, rounds: int = 2, cuts: tuple[int, ...] | None = None, **options: Any) -> int:
+        """Open a block, as the conductor does."""
+        assert self.protocol.block is None
+        self.attempts += 1
+        self.fed.know(self.attempts)
+        cuts = cuts or (1,) * len(self.devices)
+        self.arrived = {}
+        planned = len(self.protocol.here())
+        self.do(events.BlockOpened(self.attempts, self.attempts, self.rounds + 1, rounds, cuts, planned, **options))
+        return self.attempts
+
+    def connect(self, number: int, *, ready: bool = True, anew: bool = False) -> int:
+        """Let a device connect, and be ready; `anew` if it was restarted, and holds no layers."""
+        device = self.devices[number]
+        if self.protocol.devices[number].quarantined:
+            return 0
+        self.connections += 1
+        if anew:
+            self.devices[number] = device = Device(number)
+        device.connection, device.inbox, device.ready = self.connections, [], False
+        self.open[device.connection] = number
+        self.do(events.Hello(device.connection, number, device.held))
+        if ready:
+            self.be_ready(device)
+        return device.connection
+
+    def be_ready(self, device: Device) -> None:
+        """Let a device have loaded its data; once per connection."""
+        if device.connection and not device.ready:
+            device.ready = True
+            self.do(events.Ready(device.connection, 100))
+
+    def lose(self, number: int, **how: Any) -> None:
+        """Break a device's connection."""
+        device = self.devices[number]
+        if device.connection:
+            self._gone(device.connection, **how)
+
+    def _gone(self, connection: int, **how: Any) -> None:
+        if self.open.pop(connection, None) is None:
+            return
+        device = next((d for d in self.devices if d.connection == connection), None)
+        if device is not None:
+            device.connection, device.inbox = 0, []
+        self.do(events.Disconnected(connection, **how))
+
+    def forget(self) -> None:
+        """Restart the fed server in the middle of a block."""
+        self.fed.attempt = 0
+
+    def wait(self, seconds: float = math.inf) -> None:
+        """Let time pass, at most until the protocol wants to be called."""
+        until = min(self.now + seconds, self.protocol.wake_at)
+        if until < math.inf:
+            self.now = until
+            self.do(events.DeadlinePassed())
+
+    # --- devices ---
+
+    def read(self, number: int) -> bool:
+        """Let a device read one message, and act on it; return whether there was one."""
+        device = self.devices[number]
+        if not device.inbox:
+            return False
+        message = device.inbox.pop(0)
+        match message:
+            case actions.SendWelcome():
+                self.be_ready(device)
+            case actions.SendPlan():
+                self._follow(device, message)
+            case actions.SendGradients():
+                if message.round > device.learned:
+                    assert device.pending == message.round, f"{message} was not asked for"
+                    device.learned, device.pending = message.round, 0
+                    self.send(device, message.round + 1)
+            case actions.SendSkip():
+                self.send(device, message.next_round)
+            case actions.SendEvaluate() if message.attempt == device.held:
+                self.evaluate(device)
+                if not device.pending:
+                    self.send(device, device.next_round)
+            case actions.SendDeliver() if message.attempt == device.held:
+                self.deliver(device)
+            case actions.SendStop():
+                device.told = message.reason
+                self.lose(number, informed=True)
+        return True
+
+    def read_all(self, *numbers: int) -> None:
+        """Let devices read all that is there for them."""
+        for number in numbers or range(len(self.devices)):
+            while self.read(number):
+                pass
+
+    def _follow(self, device: Device, plan: actions.SendPlan) -> None:
+        if device.held != plan.attempt:
+            if self.fed.attempt != plan.attempt:
+                self.lose(device.number)  # it cannot fetch its layers, and comes back
+                return
+            device.held, device.life = plan.attempt, self.life[device.number]
+            device.pending = device.learned = 0
+            device.evaluated = False
+        device.next_round, device.last_round = plan.next_round, plan.last_round
+        if plan.estimate and not device.pending:
+            self.do(events.Activations(device.connection, device.held, plan.estimate, "estimation"))
+            return
+        if plan.evaluate and not device.evaluated:
+            self.evaluate(device)
+        self.send(device, device.pending or plan.next_round)
+
+    def send(self, device: Device, number: int) -> None:
+        """Send activations of a round."""
+        if not device.connection:
+            return
+        if not 1 <= number <= device.last_round:
+            device.pending = 0
+            return
+        device.pending = number
+        self.do(events.Activations(device.connection, device.held, number))
+
+    def evaluate(self, device: Device, batches: int = 2) -> None:
+        """Send activations of test samples."""
+        for number in range(batches):
+            if device.connection:
+                self.do(events.Activations(device.connection, device.held, number, "evaluation", batches))
+        device.evaluated = True
+
+    def deliver(self, device: Device) -> None:
+        """Take layers to the fed server, and say so."""
+        if self.fed.attempt == device.held:
+            self.fed.from_devices[device.number] = device.life
+            self.do(events.Delivered(device.connection, device.held))
+
+    # --- work ---
+
+    def finish(self, kind: type[actions.Action] | None = None, *, device: int | None = None) -> bool:
+        """End the first work of a kind as it should end; return whether there was any."""
+        for action in self.pending:
+            if (kind is None or type(action) is kind) and device in (None, getattr(action, "device", None)):
+                self.pending.remove(action)
+                self.do(self._outcome(action))
+                return True
+        return False
+
+    def reject(self, *devices: int) -> None:
+        """Let a round end because activations of these devices led to NaN or infinity."""
+        action = self.take(actions.TrainRound)
+        for device in devices:
+            self.arrived.pop(device, None)
+        self.do(events.RoundRejected(action.attempt, action.round, devices))
+
+    def take(self, kind: type[A]) -> A:
+        """Return the first work of a kind; the test says how it ends."""
+        action = next(action for action in self.pending if isinstance(action, kind))
+        self.pending.remove(action)
+        return action
+
+    def _outcome(self, action: actions.Action) -> events.Event:  # noqa: PLR0911
+        match action:
+            case actions.GiveLayers():
+                return events.LayersGiven(action.attempt, action.device)
+            case actions.TrainRound():
+                return self._train(action)
+            case actions.EvaluateBatch():
+                return events.BatchEvaluated(action.attempt, action.device, action.number, (5, 1.0, 10))
+            case actions.EstimateMoments():
+                return events.MomentsMerged(action.attempt, merged=self.fed.attempt == action.attempt)
+            case actions.Reopen():
+                block = self.protocol.block
+                wanted = block is not None and block.attempt == action.attempt
+                return events.Reopened(action.attempt, wanted and self.fed.know(action.attempt))
+            case actions.DeliverOwn():
+                if self.fed.attempt != action.attempt:
+                    return events.BlockForgotten(action.attempt, action.device)
+                self.fed.from_edge[action.device] = self._own_lives.pop((action.attempt, action.device))
+                return events.OwnDelivered(action.attempt, action.device)
+            case actions.Average():
+                return self._average(action)
+        raise AssertionError(action)
+
+    def _train(self, action: actions.TrainRound) -> events.Event:
+        block = self.protocol.block
+        if block is not None and block.attempt == action.attempt:
+            key = action.attempt, action.round
+            assert key not in self.trained, f"round {action.round} was trained twice"
+            assert action.round == self.rounds + 1, "rounds follow one another"
+            self.rounds = action.round
+            self.trained[key] = self._training
+            self.arrived = {}
+        return events.RoundTrained(action.attempt, action.round)
+
+    def _average(self, action: actions.Average) -> events.Event:
+        if self.fed.attempt != action.attempt:
+            return events.BlockForgotten(action.attempt)
+        both = self.fed.from_devices.keys() & self.fed.from_edge.keys()
+        if missing := tuple(device for device in action.devices if device not in both):
+            return events.NotDelivered(action.attempt, missing)
+        self.averaged.append(action.devices)
+        return events.Averaged(action.attempt, version=1)
+
+    # --- what actions do, and what they must not do ---
+
+    _training: dict[int, int]
+    _own_lives: dict[tuple[int, int], int]
+
+    def _begin(self, action: actions.Action) -> None:
+        if isinstance(action, WORK):
+            self.pending.append(action)
+        match action:
+            case actions.GiveLayers():
+                self.life[action.device] += 1
+                self.arrived.pop(action.device, None)
+            case actions.TrainRound():
+                self._training = {device: self.arrived[device][0] for device in action.devices}
+            case actions.DeliverOwn():
+                self.__dict__.setdefault("_own_lives", {})[action.attempt, action.device] = self.life[action.device]
+            case actions.UseActivations():
+                sender = self.devices[action.device]
+                self.arrived[action.device] = self.life[action.device], sender.pending
+            case actions.Close():
+                violated = action.violation
+                number = self.open.get(action.connection)
+                self._gone(action.connection, violated=violated)
+                if violated and number is not None:
+                    self.devices[number] = Device(number)  # it is refused, and has to be started anew
+                    self.do(events.Violated(number, action.reason))
+            case actions.EndBlock():
+                self.ended.append(action.attempt)
+            case actions.Diverged():
+                self.diverged = action.reason
+            case actions.SendPlan():
+                self.planned[action.connection] = action.attempt
+        connection = getattr(action, "connection", None)
+        if type(action).__name__.startswith("Send") and connection in self.open:
+            receiver = self.devices[self.open[connection]]
+            if receiver.connection == connection:
+                receiver.inbox.append(action)
+
+    def _check(self, action: actions.Action) -> None:
+        quorum, block = self.protocol.rules.quorum, self.protocol.block
+        match action:
+            case actions.TrainRound():
+                assert len(set(action.devices)) >= quorum, "trained without a quorum"
+                lives = {device: self.arrived[device][0] for device in action.devices}
+                assert lives == {device: self.life[device] for device in action.devices}, "trained with lost layers"
+            case actions.EstimateMoments():
+                assert len(set(action.devices)) >= quorum, "estimated without a quorum"
+            case actions.Average():
+                assert len(set(action.devices)) >= quorum, "averaged without a quorum"
+                self._check_average(action)
+            case actions.UseActivations():
+                key = action.device
+                assert key not in self.arrived, "activations were used twice"
+            case actions.SendGradients():
+                assert block is not None
+                lives = self.trained[block.attempt, action.round]
+                assert lives.get(action.device) == self.life[action.device], "gradients of layers that were lost"
+                assert self.planned.get(action.connection) == block.attempt, "gradients before a plan"
+            case actions.SendSkip():
+                self._check_skip(action)
+            case actions.SendDeliver():
+                assert self.planned.get(action.connection) == action.attempt, "asked to deliver before a plan"
+            case actions.DeliverOwn():
+                same = [a for a in self.pending if isinstance(a, actions.DeliverOwn)]
+                assert all((a.attempt, a.device) != (action.attempt, action.device) for a in same), "delivered at once"
+
+    def _check_skip(self, action: actions.SendSkip) -> None:
+        """Nobody is told to go on without the gradients of a round that was trained with its layers."""
+        device, block = self.devices[self.open[action.connection]], self.protocol.block
+        if block is not None and device.pending > device.learned and device.number not in self.liars:
+            lives = self.trained.get((block.attempt, device.pending), {})
+            trained_with = device.held == block.attempt and lives.get(device.number) == device.life
+            assert not trained_with or device.life != self.life[device.number], "gradients were lost"
+
+    def _check_average(self, action: actions.Average) -> None:
+        """What is averaged was delivered by both sides, and nothing that was delivered in time is left out."""
+        block = self.protocol.block
+        assert block is not None
+        if self.fed.attempt == action.attempt:
+            for device in action.devices:
+                delivered = self.fed.from_devices.get(device, self.life[device])  # unless it has lied
+                assert delivered == self.fed.from_edge[device] == self.life[device], "layers of two lives"
+        last = self.trained[block.attempt, block.last_round]
+        trained = {device for device, life in last.items() if life == self.life[device]} & set(action.devices)
+        if len(trained) >= self.protocol.rules.quorum:
+            assert trained == set(action.devices), "layers that were not trained are averaged with those that were"
+        kept = {d.number for d in self.protocol.holding() if d.number in block.deliveries.by_devices}
+        assert kept & block.trained <= set(action.devices), "a delivery was lost"
+
+    def _check_waiting(self) -> None:
+        """Nobody is waited for beyond a deadline, if the others are enough; and the protocol wakes up in time."""
+        block, quorum = self.protocol.block, self.protocol.rules.quorum
+        assert self.protocol.wake_at > self.now, "it would be called again and again"
+        if block is None:
+            return
+        match block.phase:
+            case "training" if block.round is not None and not block.round.training:
+                if len(block.round.arrived) >= quorum:
+                    assert self.now < block.round.deadline, "a round waits beyond its deadline"
+                    assert self.protocol.wake_at <= block.round.deadline
+            case "estimating":
+                assert self.now < block.estimation_deadline, "an estimation waits beyond its deadline"
+                assert self.protocol.wake_at <= block.estimation_deadline
+            case "testing":
+                assert self.now < block.test_deadline, "an evaluation waits beyond its deadline"
+                assert self.protocol.wake_at <= block.test_deadline
+            case "delivering":
+                holding = {device.number for device in self.protocol.holding()}
+                if len(block.deliveries.by_devices & holding & block.trained) >= quorum:
+                    busy = block.reopening or block.deliveries.sending
+                    assert self.now < block.deliveries.deadline or busy, "deliveries are waited for beyond the deadline"
+
+    # --- to the end ---
+
+    def settle(self, *numbers: int) -> None:
+        """Let these devices, the edge server and the fed server work until nothing is left to be done at once."""
+        moved = True
+        while moved:
+            moved = self.finish()
+            for number in numbers or range(len(self.devices)):
+                moved = self.read(number) or moved
+
+    def drain(self) -> None:
+        """Let everybody behave from now on: connect, work, wait; the block has to end."""
+        for _ in range(200):
+            if self.protocol.block is None:
+                return
+            for device in self.devices:
+                if not device.connection:
+                    self.connect(device.number, anew=True)
+            self.settle()
+            if self.protocol.block is not None:
+                self.wait()
+        raise AssertionError(f"the block never ends: {self.protocol.block}")
