@@ -12,13 +12,13 @@ import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.decisions import Decision
-from adaptsfl.policies.interval_rules import IntervalRule, within_limits
+from adaptsfl.policies.interval_rules import IntervalPolicy, within_limits
 from adaptsfl.policies.policy import Observation
 
 LARGEST = 1e6  # of a relative distance, which is infinite for weights that average to zero
 
 
-class LayerwiseAdaptive(IntervalRule):
+class LayerwiseAdaptive(IntervalPolicy):
     """Layers of high discrepancy are averaged every `interval` rounds (τ'), the others every `factor` (φ) · τ' rounds.
 
     A block is φτ' rounds, after which all layers are averaged and chosen anew. In the first, all are averaged every τ'.

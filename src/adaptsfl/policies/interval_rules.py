@@ -16,7 +16,7 @@ LOSS_ROUNDS = 10  # over which AdaComm averages a loss: one round's is noisy
 ROUNDING = 1e-9  # a learning rate of 0.1 · η is not exactly a tenth
 
 
-class IntervalRule(CutOptions):
+class IntervalPolicy(CutOptions):
     """A rule says how long the next interval is: subclasses need `interval`.
 
     Without `cut` or `cuts`, the cuts with the least seconds per round for that interval are taken, anew after every
@@ -40,7 +40,7 @@ def within_limits(seen: Observation, interval: int) -> int:
     return min(interval, seen.limits.max_interval or interval)
 
 
-class AdaComm(IntervalRule):
+class AdaComm(IntervalPolicy):
     """Long intervals first, shorter ones as the loss falls (Wang & Joshi, 2019).
 
     τ = ⌈τ₀ √(η₀/η · F/F₀)⌉, computed anew every `every` rounds.
@@ -84,7 +84,7 @@ class AdaComm(IntervalRule):
         return max(1, math.ceil(min(self.tau0 * math.sqrt(squared), LONGEST)))
 
 
-class PostLocal(IntervalRule):
+class PostLocal(IntervalPolicy):
     """Averaged after every round up to `switch_round`, and every `interval` rounds later (Lin et al., 2020).
 
     The paper switches where the learning rate first falls: give the first of `[training.schedule]`'s steps.
@@ -111,7 +111,7 @@ class PostLocal(IntervalRule):
         return 1 if seen.round < self.switch_round else self.later
 
 
-class QuadraticSynchronisation(IntervalRule):
+class QuadraticSynchronisation(IntervalPolicy):
     """The quadratic synchronisation rule: longer intervals as the learning rate falls (Gu et al., 2024).
 
     H = max(base, ⌊(α/η)²⌋), where η is the learning rate of the next round.

@@ -49,7 +49,7 @@ class Look(NamedTuple):
     steps: bool = False
 
 
-class Trace(NamedTuple):
+class DrawnLine(NamedTuple):
     """A line of a chart; without a label it is in no legend."""
 
     label: str
@@ -115,7 +115,7 @@ def plain_label(label: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def draw_lines(axes: "Axes", traces: Iterable[Trace], x: AxisSpec, y: AxisSpec) -> None:
+def draw_lines(axes: "Axes", traces: Iterable[DrawnLine], x: AxisSpec, y: AxisSpec) -> None:
     """Draw lines, each with a band of its spread, and both axes."""
     for label, curve, look in traces:
         known = curve.x > 0 if x.logarithmic else slice(None)

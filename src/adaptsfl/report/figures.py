@@ -10,8 +10,8 @@ import numpy as np
 from adaptsfl.latency import PHASES
 from adaptsfl.report.charts import (
     AxisSpec,
+    DrawnLine,
     Look,
-    Trace,
     draw_lines,
     drawing,
     need_matplotlib,
@@ -55,13 +55,13 @@ def _accuracy(figure: "Figure", members: Sequence[Series], axis: Axis) -> None:
     axes.legend(loc="lower right")
 
 
-def _accuracy_traces(members: Sequence[Series], axis: Axis) -> Iterator[Trace]:
+def _accuracy_traces(members: Sequence[Series], axis: Axis) -> Iterator[DrawnLine]:
     for series in members:
         look = _look(series)
-        yield Trace(plain_label(series.label), curve(series.runs, axis, "accuracies"), look)
+        yield DrawnLine(plain_label(series.label), curve(series.runs, axis, "accuracies"), look)
         for run in series.runs if len(series.runs) > 1 else ():
             seed = Curve(*points(run, axis, "accuracies"), None)
-            yield Trace("", seed, look._replace(width=0.7, opacity=0.35))
+            yield DrawnLine("", seed, look._replace(width=0.7, opacity=0.35))
 
 
 def _phases(figure: "Figure", members: Sequence[Series]) -> None:
@@ -93,12 +93,12 @@ def _plan(figure: "Figure", members: Sequence[Series]) -> None:
     figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=4)
 
 
-def _plan_trace(series: Series, field: str) -> Trace:
+def _plan_trace(series: Series, field: str) -> DrawnLine:
     blocks = series.runs[0].blocks
     values = np.array([getattr(block, field) for block in (*blocks, blocks[-1])], dtype=np.float64)  # None is NaN
     edges = np.array([0.0, *(block.time_s for block in blocks)])
     look = _look(series)._replace(width=1.4, opacity=0.85, steps=True)
-    return Trace(plain_label(series.label), Curve(edges, values, None), look)
+    return DrawnLine(plain_label(series.label), Curve(edges, values, None), look)
 
 
 def _time_axis(members: Sequence[Series], more: str = "") -> AxisSpec:

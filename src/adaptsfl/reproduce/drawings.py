@@ -15,8 +15,8 @@ from adaptsfl.costs import BITS_PER_BYTE
 from adaptsfl.report.charts import (
     STYLE,
     AxisSpec,
+    DrawnLine,
     Look,
-    Trace,
     Unit,
     draw_cuts,
     draw_lines,
@@ -175,7 +175,7 @@ def _lines(axes: "Axes", panel: Panel, evidence: Evidence, looks: dict[str, Look
         _words_instead(axes, "no mean: seeds have no x in common")
         return
     every = 1 if panel.sweep is not None else SPARSE
-    traces = [Trace(_shown(line.label), line.curve, looks[line.policy]._replace(every=every)) for line in found]
+    traces = [DrawnLine(_shown(line.label), line.curve, looks[line.policy]._replace(every=every)) for line in found]
     draw_lines(axes, traces, _x_axis(evidence, panel, found, unit), _y_axis(evidence, panel, found, unit))
 
 
