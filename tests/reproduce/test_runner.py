@@ -113,7 +113,7 @@ def test_runs_that_two_panels_show_are_one_experiment(recipes, tmp_path):
 
 @pytest.mark.parametrize("setting", ["run.rounds=0", "fleet.devices=2000"])
 def test_a_setting_that_breaks_a_figure_names_it(recipes, tmp_path, setting):
-    with pytest.raises(InvalidInput, match=r"first/uplink: (run\.rounds|data)"):
+    with pytest.raises(InvalidInput, match=r"first(/|\.toml, panel )uplink: (run\.rounds|data)"):
         Reproduction([], "paper", tmp_path / "out", recipes=recipes, overrides=[setting]).execute()
     assert not (tmp_path / "out").exists()
 
