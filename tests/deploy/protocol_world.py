@@ -419,6 +419,7 @@ class World:
                 if len(block.deliveries.by_devices & holding & block.trained) >= quorum:
                     busy = block.reopening or block.deliveries.sending
                     assert self.now < block.deliveries.deadline or busy, "deliveries are waited for beyond the deadline"
+                    assert self.protocol.wake_at <= block.deliveries.deadline or busy, "nobody looks at the deadline"
 
     # --- to the end ---
 

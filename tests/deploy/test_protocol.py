@@ -853,6 +853,44 @@ class AnyOrder(RuleBasedStateMachine):
         if isinstance(first, actions.TrainRound) and HOSTILE in first.devices:
             self.world.reject(HOSTILE)
 
+    def advance(self, phase: str) -> None:
+        """Everybody works until a round is being trained, or until layers are being delivered."""
+        for step in range(200):
+            block = self.world.protocol.block
+            if block is None or (block.phase == phase and (block.round is None or block.round.training)):
+                return
+            if not self.world.finish():
+                self.world.read(step % (HOSTILE + 1))
+
+    @precondition(lambda self: self.running)
+    @rule(
+        phase=st.sampled_from(["training", "delivering"]),
+        numbers=st.sets(HONEST, min_size=1),
+        delivered=st.booleans(),
+        steps=st.integers(0, 10),
+    )
+    def restart(self, phase: str, numbers: set[int], delivered: bool, steps: int) -> None:
+        """Devices are restarted, perhaps after they have delivered; they get layers before other work ends."""
+        self.advance(phase)
+        for number in sorted(numbers):
+            if delivered:
+                self.world.read_all(number)
+            self.world.connect(number, anew=True)
+            self.world.finish(actions.Reopen)
+            if not any(isinstance(action, actions.TrainRound) for action in self.world.pending):
+                self.world.finish(actions.GiveLayers, device=number)
+        self.go_on(steps)
+
+    @precondition(lambda self: self.running)
+    @rule(silent=DEVICE)
+    def outwait(self, silent: int) -> None:
+        """One device is silent, and the others work until the deadline has passed."""
+        others, until = [number for number in range(HOSTILE + 1) if number != silent], self.world.now + 10.0
+        for _ in range(20):
+            self.world.settle(*others)
+            if self.running and self.world.now < until:
+                self.world.wait()
+
     @rule()
     def forget(self) -> None:
         self.world.forget()
