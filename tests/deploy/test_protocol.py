@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from adaptsfl.deploy.protocol import actions, events
 from adaptsfl.deploy.protocol.state import Rules
@@ -881,6 +881,13 @@ class AnyOrder(RuleBasedStateMachine):
                 self.world.finish(actions.GiveLayers, device=number)
         self.go_on(steps)
 
+    @rule(number=HONEST, before=st.integers(0, 3), after=st.integers(0, 3))
+    def reconnect(self, number: int, before: int, after: int) -> None:
+        """A device's connection breaks, and it comes back at once with its layers."""
+        self.read(number, before)
+        self.world.connect(number)
+        self.read(number, after)
+
     @precondition(lambda self: self.running)
     @rule(silent=DEVICE)
     def outwait(self, silent: int) -> None:
@@ -920,6 +927,10 @@ class AnyOrder(RuleBasedStateMachine):
             if kind == "round":
                 device.pending = number
             self.world.do(events.Activations(connection, attempt, number, kind, 3))  # type: ignore[arg-type]
+
+    @invariant()
+    def nobody_honest_is_accused(self) -> None:
+        assert not any(device.violations for device in self.world.protocol.devices[:HOSTILE])
 
     def teardown(self) -> None:
         self.world.devices[HOSTILE] = Device(HOSTILE)  # it behaves from now on, if it is let
