@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from adaptsfl.deploy.protocol import actions, events
 from adaptsfl.deploy.protocol.state import Rules
@@ -269,6 +269,28 @@ def test_a_run_starts_with_all_who_can_or_after_a_while_with_enough() -> None:
     assert not world.protocol.may_start(100.0, 60.0)
 
 
+def test_who_was_told_to_go_on_after_the_last_round_is_asked_for_it_when_it_is_repeated() -> None:
+    world = training(4, quorum=3, rounds=1)
+    world.read_all(0, 1, 3)
+    world.wait()
+    assert presents(world) == [(0, 1, 3)]
+    world.read_all(2)  # too late: there is no round after this one
+    world.reject(3)
+    world.settle(0, 1, 2)
+    assert presents(world) == [(0, 1, 3), (0, 1, 2)]
+    assert world.ended == [1]
+
+
+def test_who_connects_twice_while_the_fed_server_is_asked_gets_no_layers_before_its_answer() -> None:
+    world = training()
+    for _ in range(2):
+        world.connect(1, anew=True)
+    assert len(of(world, actions.GiveLayers)) == 2  # when the block began
+    assert len(of(world, actions.Reopen)) == 1
+    world.settle()
+    assert world.ended == [1]
+
+
 # --- the end of a block ---
 
 
@@ -330,6 +352,51 @@ def test_a_fed_server_that_keeps_everybody_waiting_is_asked_whether_it_knows_the
     assert world.now == 0.5
     world.settle()
     assert world.averaged == [(0, 1, 2)]
+
+
+def test_who_says_again_and_again_that_it_has_delivered_does_not_put_off_asking_the_fed_server() -> None:
+    world = delivering()
+    while world.finish(actions.DeliverOwn):
+        pass
+    world.deliver(world.devices[2])
+    world.forget()
+    world.read_all(0, 1)
+    for _ in range(4):
+        world.wait(0.4)
+        world.do(events.Delivered(3, 1))
+    assert of(world, actions.Reopen)
+
+
+def test_devices_have_the_whole_time_to_deliver_again_what_the_fed_server_forgot() -> None:
+    world = delivering(quorum=2)
+    while world.finish(actions.DeliverOwn):
+        pass
+    world.read_all(0)
+    world.now = 9.9
+    world.forget()
+    world.do(events.DeadlinePassed())
+    world.finish(actions.Reopen)
+    world.read_all(0, 1)
+    world.wait(0.2)
+    assert of(world, actions.Average) == []
+    world.settle()
+    assert world.averaged == [(0, 1, 2)]
+
+
+def test_nobody_is_accused_while_the_fed_server_is_being_told_of_the_block() -> None:
+    world = delivering()
+    world.read_all()
+    while world.finish(actions.DeliverOwn):
+        pass
+    average = world.take(actions.Average)
+    world.forget()
+    world.do(events.Hello(4, 2, 0))
+    world.do(events.Ready(4, 100))
+    (reopening,) = of(world, actions.Reopen)
+    world.fed.know(reopening.attempt)  # the answer is on its way
+    world.do(events.NotDelivered(average.attempt, average.devices))
+    assert [closed.reason for closed in of(world, actions.Close)] == ["device-3 has connected anew"]
+    assert [device.undelivered for device in world.protocol.devices] == [0, 0, 0]
 
 
 def test_a_delivery_that_never_comes_is_not_waited_for_beyond_the_deadline() -> None:
@@ -496,6 +563,26 @@ def test_a_device_whose_moments_are_not_at_the_fed_server_is_sent_away() -> None
     assert world.ended == [1, 2]
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_nobody_is_accused_when_the_fed_server_forgets_moments(answered: bool) -> None:
+    world = training(4, 2)
+    world.settle()
+    world.open_block(2, evaluate=True, estimate=True)
+    while world.finish(actions.GiveLayers):
+        pass
+    world.read_all(0, 1, 2)
+    world.forget()
+    world.connect(3, anew=True)  # so the fed server is told of the block
+    if answered:
+        world.finish(actions.Reopen)
+    work = world.take(actions.EstimateMoments)
+    world.do(events.MomentsMerged(work.attempt, merged=False, missing=(0, 1, 2)))
+    assert [closed.violation for closed in of(world, actions.Close)] == [False]
+    assert [device.undelivered for device in world.protocol.devices] == [0, 0, 0, 0]
+    world.settle()
+    assert world.ended == [1, 2]
+
+
 def test_activations_that_spoil_an_estimation_are_left_out_of_it() -> None:
     world = training(3, 2)
     world.settle()
@@ -604,6 +691,30 @@ def test_three_violations_in_a_row_shut_a_device_out_and_a_trained_round_forgive
     assert bad.quarantined  # by the number of all of them
     assert of(world, actions.Close)[-1] == actions.Close(2, "device-2 is shut out: nonsense")
     assert actions.Say("device-2: nonsense (shut out)") in world.log
+
+
+def test_who_is_shut_out_has_no_use_of_connections_that_it_opened_before() -> None:
+    world = World(2)
+    greeted = world.connect(1, ready=False)
+    for _ in range(STRIKES):
+        world.do(events.Violated(1, "nonsense"))
+    world.do(events.Ready(greeted, 100))
+    world.do(events.Hello(77, 1))
+    assert of(world, actions.Close) == [
+        actions.Close(greeted, "device-2 is shut out: nonsense"),
+        actions.Close(77, "device-2 is shut out: nonsense"),
+    ]
+    assert world.protocol.here() == []
+
+
+def test_nothing_counts_that_comes_over_a_connection_that_is_being_ended() -> None:
+    world = training()
+    world.do(events.Closing(1))
+    world.log.clear()
+    world.do(events.Activations(1, 1, 1))
+    world.do(events.Delivered(1, 1))
+    assert world.log == []
+    assert not world.protocol.expects(1, 1)
 
 
 def test_endless_messages_that_lead_to_nothing_end_the_connection() -> None:
@@ -742,6 +853,51 @@ class AnyOrder(RuleBasedStateMachine):
         if isinstance(first, actions.TrainRound) and HOSTILE in first.devices:
             self.world.reject(HOSTILE)
 
+    def advance(self, phase: str) -> None:
+        """Everybody works until a round is being trained, or until layers are being delivered."""
+        for step in range(200):
+            block = self.world.protocol.block
+            if block is None or (block.phase == phase and (block.round is None or block.round.training)):
+                return
+            if not self.world.finish():
+                self.world.read(step % (HOSTILE + 1))
+
+    @precondition(lambda self: self.running)
+    @rule(
+        phase=st.sampled_from(["training", "delivering"]),
+        numbers=st.sets(HONEST, min_size=1),
+        delivered=st.booleans(),
+        steps=st.integers(0, 10),
+    )
+    def restart(self, phase: str, numbers: set[int], delivered: bool, steps: int) -> None:
+        """Devices are restarted, perhaps after they have delivered; they get layers before other work ends."""
+        self.advance(phase)
+        for number in sorted(numbers):
+            if delivered:
+                self.world.read_all(number)
+            self.world.connect(number, anew=True)
+            self.world.finish(actions.Reopen)
+            if not any(isinstance(action, actions.TrainRound) for action in self.world.pending):
+                self.world.finish(actions.GiveLayers, device=number)
+        self.go_on(steps)
+
+    @rule(number=HONEST, before=st.integers(0, 3), after=st.integers(0, 3))
+    def reconnect(self, number: int, before: int, after: int) -> None:
+        """A device's connection breaks, and it comes back at once with its layers."""
+        self.read(number, before)
+        self.world.connect(number)
+        self.read(number, after)
+
+    @precondition(lambda self: self.running)
+    @rule(silent=DEVICE)
+    def outwait(self, silent: int) -> None:
+        """One device is silent, and the others work until the deadline has passed."""
+        others, until = [number for number in range(HOSTILE + 1) if number != silent], self.world.now + 10.0
+        for _ in range(20):
+            self.world.settle(*others)
+            if self.running and self.world.now < until:
+                self.world.wait()
+
     @rule()
     def forget(self) -> None:
         self.world.forget()
@@ -771,6 +927,10 @@ class AnyOrder(RuleBasedStateMachine):
             if kind == "round":
                 device.pending = number
             self.world.do(events.Activations(connection, attempt, number, kind, 3))  # type: ignore[arg-type]
+
+    @invariant()
+    def nobody_honest_is_accused(self) -> None:
+        assert not any(device.violations for device in self.world.protocol.devices[:HOSTILE])
 
     def teardown(self) -> None:
         self.world.devices[HOSTILE] = Device(HOSTILE)  # it behaves from now on, if it is let

@@ -68,12 +68,14 @@ def delivered(state: State, event: on.Delivered, now: float) -> None:
     """Take note that a device has brought its layers."""
     state.useless(event.connection)
     device, block = state.current(event.connection, event.attempt), state.block
-    if device is not None and block is not None and block.closing:
+    if device is None or block is None or not block.closing:
+        return
+    if device.number not in block.deliveries.by_devices:  # else it could put off the check for ever
         block.deliveries.by_devices.add(device.number)
         block.deliveries.check_at = now + block.deliveries.pause_s  # so the fed server knows the block
 
 
-def reopened(state: State, event: on.Reopened, _now: float) -> None:
+def reopened(state: State, event: on.Reopened, now: float) -> None:
     """Go on once the fed server knows the block; if it had forgotten it, everybody delivers once more."""
     block = state.block
     if block is None or block.attempt != event.attempt:
@@ -84,6 +86,8 @@ def reopened(state: State, event: on.Reopened, _now: float) -> None:
         block.deliveries.forget_all()
         if block.closing:
             _ask(state, block)
+        if block.phase == "delivering":
+            _wait_anew(state, block, now)
     admit_waiting(state)
 
 
@@ -125,8 +129,8 @@ def not_delivered(state: State, event: on.NotDelivered, now: float) -> None:
     if block is None or block.attempt != event.attempt or block.phase != "averaging":
         return
     _wait_anew(state, block, now)
-    if block.deliveries.forgotten != block.deliveries.asked:
-        return  # it is the fed server that lost them, and they were asked again
+    if block.reopening or block.deliveries.forgotten != block.deliveries.asked:
+        return  # it may be the fed server that lost them, and then they are asked again
     for device in [state.devices[number] for number in event.devices]:
         block.deliveries.by_devices.discard(device.number)
         device.failed_to_deliver()

@@ -9,9 +9,12 @@ from adaptsfl.deploy.protocol.state import BlockState, Connection, DeviceState, 
 def hello(state: State, event: on.Hello, _now: float) -> None:
     """Welcome a device. Nothing else is sent to it, and nobody waits for it, before it is ready."""
     device = state.devices[event.device]
-    state.close(device.connection, f"{device.name} has connected anew")
     connection = Connection(event.connection, event.device, event.attempt)
     state.connections[event.connection] = connection
+    if device.quarantined:  # since it has called
+        state.close(connection.number, f"{device.name} is shut out: {device.last_error}")
+        return
+    state.close(device.connection, f"{device.name} has connected anew")
     device.newest, device.connection, device.gave_up = event.connection, None, False
     if state.farewell is not None:
         send_stop(state, connection)
@@ -27,13 +30,16 @@ def ready(state: State, event: on.Ready, _now: float) -> None:
     if device.newest != connection.number:
         state.close(connection.number, f"{device.name} has connected anew")
         return
+    if device.quarantined:  # since it said hello
+        state.close(connection.number, f"{device.name} is shut out: {device.last_error}")
+        return
     device.samples, device.connection = event.samples, connection.number
     if connection.held != device.attempt:
         device.attempt = 0
     state.emit(do.Show((device.number,)))
     if state.farewell is not None:
         send_stop(state, connection)
-    elif block is not None and device.attempt != block.attempt and not device.admission:
+    elif block is not None and device.attempt != block.attempt and device.admission != "giving":
         device.admission = "reopening"  # it will ask the fed server for layers
         reopen(state, block)
     else:

@@ -217,8 +217,10 @@ def round_rejected(state: State, event: on.RoundRejected, now: float) -> None:
         return
     _, current = found
     current.arrived -= {*event.devices, *current.lost}
-    for early in sorted(current.early):
-        _skip(state, early, current.number)
+    # Whoever was told to go on with a later round would not send this one, and be waited for.
+    ahead = {c.number for c in state.connections.values() if c.skipped_to > current.number}
+    for connection in sorted(current.early | ahead):
+        _skip(state, connection, current.number)
     current.training, current.lost, current.awaited, current.early = False, set(), set(), set()
     current.deadline = now + state.rules.round_deadline_s
     _reject(state, event.devices)
@@ -290,7 +292,9 @@ def moments_merged(state: State, event: on.MomentsMerged, now: float) -> None:
     block = state.block
     if block is None or block.attempt != event.attempt or block.phase != "merging" or block.estimation is None:
         return
-    for device in [state.devices[number] for number in event.missing]:
+    # Unless it is the fed server that lost them: estimations are the first thing in a block.
+    liars = () if block.reopening or block.deliveries.forgotten else event.missing
+    for device in [state.devices[number] for number in liars]:
         device.failed_to_deliver()
         reason = "it said that its moments are at the fed server, and none are"
         state.close(device.connection, reason, violation=True)

@@ -320,7 +320,7 @@ class State:
     def current(self, number: int, attempt: int) -> DeviceState | None:
         """Return the device behind a connection, if the connection is its present one and it speaks of our block."""
         connection, block = self.connections.get(number), self.block
-        if connection is None or block is None:
+        if connection is None or connection.closing or block is None:
             return None
         device = self.devices[connection.device]
         fits = device.connection == number and attempt == device.attempt == block.attempt

@@ -80,7 +80,7 @@ class Executor:
     # --- events ---
 
     def handle(self, event: events.Event) -> None:
-        """Take in an event, and begin what it leads to."""
+        """Take in an event, and begin what it leads to; an error ends the run."""
         self._events.append(event)
         if self._handling:
             return  # its turn comes after what is being carried out
@@ -89,6 +89,8 @@ class Executor:
             while self._events:
                 for action in self.protocol.handle(self._events.popleft(), time.monotonic()):
                     getattr(self, HANDLERS[type(action)])(action)
+        except Exception as error:  # whoever called would end one connection, and the work would never be done
+            self._ended(error)
         finally:
             self._handling = False
         self._set_timer()
@@ -107,6 +109,7 @@ class Executor:
 
     async def outcome(self, event: events.Event) -> None:
         """Take in an event that opens a block, or ends the run; wait until the block, or the farewell, is over."""
+        self.roster.check()  # what failed between two blocks
         self._outcome = asyncio.get_running_loop().create_future()
         self.handle(event)
         await self._outcome
