@@ -37,9 +37,9 @@ Device = TypeVar("Device", bound=DeviceParty)
 
 
 @pytest.fixture(autouse=True)
-def _short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is gone for good is not waited for at the end."""
-    monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(conducting, "SHUTDOWN_S", 0.0)
 
 
 def planned(*plans: int) -> str:

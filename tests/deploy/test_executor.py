@@ -64,7 +64,7 @@ def test_an_error_between_two_blocks_ends_the_run() -> None:
 def test_an_error_after_a_deadline_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         edge = executor(OSError("no board"))
-        monkeypatch.setattr(edge, "_end_farewell", lambda _action: edge.roster.show([]))
+        monkeypatch.setattr(edge, "_end_shutdown", lambda _action: edge.roster.show([]))
         await asyncio.wait_for(edge.outcome(events.RunOver("over", (0,), 0.01, 30.0)), 2.0)
 
     with pytest.raises(OSError, match="no board"):

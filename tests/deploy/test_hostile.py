@@ -113,7 +113,7 @@ def end_soon(deployment: Deployment) -> None:
 def test_a_member_that_lies_in_every_way_does_not_end_the_run(
     tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)  # the liar will be gone
+    monkeypatch.setattr(conducting, "SHUTDOWN_S", 0.0)  # the liar will be gone
 
     async def main() -> None:
         changes = ("deploy.quorum=0.5", "run.rounds=1000000", "deploy.round_deadline_s=1.0")
@@ -210,7 +210,7 @@ def test_devices_that_say_nothing_hold_nobody_up_for_long(
 
     No honest device is ever left behind, however slow this machine is: without all of them there is no quorum.
     """
-    monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)  # they would not listen
+    monkeypatch.setattr(conducting, "SHUTDOWN_S", 0.0)  # they would not listen
     monkeypatch.setattr(conducting, "PREPARING_S", 0.0)
 
     async def main() -> None:

@@ -28,7 +28,7 @@ SCRIPTED = 'options = { "deploy.scripted_policy:Scripted" = { plans = [31234, 22
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(conducting, "SHUTDOWN_S", 0.0)
     SHOWN.clear()
     THINK.clear()
     yield

@@ -754,28 +754,28 @@ def test_everybody_hears_that_the_run_is_over_also_who_is_away_or_not_ready() ->
     world.connect(1)
     world.lose(1)
     world.connect(2, ready=False)
-    world.do(events.RunOver("the run is over", (0, 1), farewell_s=30.0, preparing_s=90.0))
+    world.do(events.RunOver("the run is over", (0, 1), shutdown_s=30.0, preparing_s=90.0))
     world.read_all(0)
     assert world.devices[0].told == "the run is over"
-    assert of(world, actions.EndFarewell) == []
+    assert of(world, actions.EndShutdown) == []
     world.connect(1, ready=False)
     world.read_all(1)
     assert world.devices[1].told == "the run is over"
     world.read_all(2)
-    assert of(world, actions.EndFarewell) == [actions.EndFarewell()]
+    assert of(world, actions.EndShutdown) == [actions.EndShutdown()]
 
 
 @pytest.mark.parametrize(("connected", "until"), [(False, 30.0), (True, 120.0)])
-def test_farewells_end(connected: bool, until: float) -> None:
+def test_a_shutdown_ends(connected: bool, until: float) -> None:
     world = World(2)
     if connected:
         world.connect(1, ready=False)
-    world.do(events.RunOver("the run is over", (1,), farewell_s=30.0, preparing_s=90.0))
+    world.do(events.RunOver("the run is over", (1,), shutdown_s=30.0, preparing_s=90.0))
     world.wait()
-    assert of(world, actions.EndFarewell) == [actions.EndFarewell()]
+    assert of(world, actions.EndShutdown) == [actions.EndShutdown()]
     assert world.now == until
     world.do(events.DeadlinePassed())
-    assert len(of(world, actions.EndFarewell)) == 1
+    assert len(of(world, actions.EndShutdown)) == 1
 
 
 # --- orders that nobody thought of ---

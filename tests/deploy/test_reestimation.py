@@ -37,8 +37,8 @@ ALL_TESTS = RECIPE.replace("test_samples = 40\n", "")
 
 
 @pytest.fixture(autouse=True)
-def _short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conducting, "FAREWELL_S", 0.0)
+def _short_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conducting, "SHUTDOWN_S", 0.0)
     monkeypatch.setattr(conducting, "PREPARING_S", 0.0)
 
 

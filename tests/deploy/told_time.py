@@ -15,7 +15,7 @@ LONG_S = 1e6  # longer than any deadline
 
 
 def by_signal() -> None:
-    """Let the deadline that the conductor waits for pass with every SIGUSR1; farewells last until a test fails."""
+    """Let the deadline that the conductor waits for pass with every SIGUSR1; the shutdown lasts until a test fails."""
     passed = [0.0]
     known: list[tuple[asyncio.AbstractEventLoop, conducting.Conductor]] = []
 
@@ -32,6 +32,6 @@ def by_signal() -> None:
     clock = {name: getattr(time, name) for name in ("time", "perf_counter")}
     told = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0], **clock)
     conducting.time = executing.time = told  # type: ignore[assignment]
-    conducting.FAREWELL_S = PATIENCE_S
+    conducting.SHUTDOWN_S = PATIENCE_S
     processes.Conductor = Told  # type: ignore[misc]
     signal.signal(signal.SIGUSR1, pass_now)

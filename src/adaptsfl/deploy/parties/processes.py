@@ -28,7 +28,7 @@ CONNECTIONS = (
     ("grpc.server_handshake_timeout_ms", 30_000),
     ("grpc.max_connection_idle_ms", 300_000),
 )
-FAREWELL_S = 3.0  # for what was sent last to arrive
+SHUTDOWN_S = 3.0  # for what was sent last to arrive
 SETTLE_S = 0.1  # for gRPC's own tasks, which print a traceback if the loop ends before them
 # A server that was away is found again soon after it is back; by default that may take two minutes.
 RECONNECTING = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5_000))
@@ -131,7 +131,7 @@ async def _serving(
     try:
         yield server
     finally:
-        await server.stop(FAREWELL_S)
+        await server.stop(SHUTDOWN_S)
         await asyncio.sleep(SETTLE_S)
 
 

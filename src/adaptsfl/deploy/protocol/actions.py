@@ -207,7 +207,7 @@ class Diverged(Action):
 
 
 @dataclass(frozen=True)
-class EndFarewell(Action):
+class EndShutdown(Action):
     """Nobody is left who should hear that the run is over."""
 
 

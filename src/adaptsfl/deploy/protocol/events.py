@@ -272,11 +272,11 @@ class RunOver(Event):
 
     Attributes:
         expected: devices that should hear of it, also if they are away for a moment.
-        farewell_s: how long to wait for them.
+        shutdown_s: how long to wait for them.
         preparing_s: how long beyond that for those who are connected, but do not read yet.
     """
 
     reason: str
     expected: tuple[int, ...]
-    farewell_s: float
+    shutdown_s: float
     preparing_s: float

@@ -62,8 +62,8 @@ class EdgeProtocol(State):
             settle(self, self.block, now)
             if self.block is None or self.block.phase == phase:
                 break
-        if self.farewell is not None:
-            membership.settle_farewell(self, self.farewell, now)
+        if self.shutdown is not None:
+            membership.settle_shutdown(self, self.shutdown, now)
         actions, self.actions = self.actions, []
         return actions
 

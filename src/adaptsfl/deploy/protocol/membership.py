@@ -3,7 +3,7 @@
 from adaptsfl.checks import printable
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events as on
-from adaptsfl.deploy.protocol.state import BlockState, Connection, DeviceState, Farewell, State
+from adaptsfl.deploy.protocol.state import BlockState, Connection, DeviceState, Shutdown, State
 
 
 def hello(state: State, event: on.Hello, _now: float) -> None:
@@ -16,7 +16,7 @@ def hello(state: State, event: on.Hello, _now: float) -> None:
         return
     state.close(device.connection, f"{device.name} has connected anew")
     device.newest, device.connection, device.gave_up = event.connection, None, False
-    if state.farewell is not None:
+    if state.shutdown is not None:
         send_stop(state, connection)
     state.emit(do.SendWelcome(event.connection, event.device))
 
@@ -37,7 +37,7 @@ def ready(state: State, event: on.Ready, _now: float) -> None:
     if connection.held != device.attempt:
         device.attempt = 0
     state.emit(do.Show((device.number,)))
-    if state.farewell is not None:
+    if state.shutdown is not None:
         send_stop(state, connection)
     elif block is not None and device.attempt != block.attempt and device.admission != "giving":
         device.admission = "reopening"  # it will ask the fed server for layers
@@ -164,33 +164,33 @@ def gave_up(state: State, event: on.GaveUp, _now: float) -> None:
 
 def send_stop(state: State, connection: Connection) -> None:
     """Tell a device that the run is over; it ends the connection."""
-    assert state.farewell is not None
+    assert state.shutdown is not None
     connection.stopped = True
-    state.emit(do.SendStop(connection.number, state.farewell.reason))
+    state.emit(do.SendStop(connection.number, state.shutdown.reason))
 
 
 def run_over(state: State, event: on.RunOver, now: float) -> None:
     """Tell all devices that the run is over."""
     state.block = None
-    until = now + event.farewell_s
-    state.farewell = Farewell(event.reason, frozenset(event.expected), until, until + event.preparing_s)
+    until = now + event.shutdown_s
+    state.shutdown = Shutdown(event.reason, frozenset(event.expected), until, until + event.preparing_s)
     for device in state.here():
         connection = state.live(device)
         if connection is not None:
             send_stop(state, connection)
 
 
-def settle_farewell(state: State, farewell: Farewell, now: float) -> None:
+def settle_shutdown(state: State, shutdown: Shutdown, now: float) -> None:
     """Wait for devices that are away for a moment, or still preparing, to hear that the run is over."""
-    if farewell.over:
+    if shutdown.over:
         return
     able = [d for d in state.devices if not (d.informed or d.gave_up or d.quarantined)]
-    missing = [d for d in able if d.number in farewell.expected or d.newest is not None]
+    missing = [d for d in able if d.number in shutdown.expected or d.newest is not None]
     preparing = any(d.newest is not None for d in missing)
-    deadline = farewell.preparing_deadline if preparing else farewell.deadline
+    deadline = shutdown.preparing_deadline if preparing else shutdown.deadline
     if not missing or now >= deadline:
-        farewell.over = True
-        state.emit(do.EndFarewell())
+        shutdown.over = True
+        state.emit(do.EndShutdown())
         return
     state.wake_at = deadline
     if away := [d.name for d in missing if d.connection is None]:

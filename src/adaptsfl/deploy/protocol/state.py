@@ -31,7 +31,7 @@ class DeviceState:
     """A device of the fleet, connected or not.
 
     Attributes:
-        connection: its connection, once it is ready; `newest` also before, and while it takes leave.
+        connection: its connection, once it is ready; `newest` also before that, and while it closes.
         samples: that it trains on; 0 until it has joined once.
         attempt: the block in which both sides hold layers of this device; 0 if none.
         cut: in that block.
@@ -267,7 +267,7 @@ class BlockState:
 
 
 @dataclass
-class Farewell:
+class Shutdown:
     """Devices are being told that the run is over."""
 
     reason: str
@@ -290,7 +290,7 @@ class State:
         self.devices = [DeviceState(number, name) for number, name in enumerate(names)]
         self.connections: dict[int, Connection] = {}
         self.block: BlockState | None = None
-        self.farewell: Farewell | None = None
+        self.shutdown: Shutdown | None = None
         self.rounds = 0
         self.wake_at = math.inf
         self.actions: list[Action] = []

@@ -159,7 +159,7 @@ class _Server(ThreadingHTTPServer):
         return welcome
 
     def shutdown_request(self, request: Any) -> None:
-        """Say goodbye to a client."""
+        """Close the connection of a client."""
         with self._counting:
             self._clients.pop(request, None)
         super().shutdown_request(request)

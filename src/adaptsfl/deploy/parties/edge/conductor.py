@@ -43,7 +43,7 @@ from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.recipe import about_run, check_run, norm_remark, reestimates
 from adaptsfl.training.timing import time_layers
 
-FAREWELL_S = 30.0  # for devices that are away when the run ends to come and hear of it
+SHUTDOWN_S = 30.0  # for devices that are away when the run ends to come and hear of it
 LAST_ATTEMPTS = 3  # to re-estimate the final model's statistics, while servers are restarted or devices fail
 PREPARING_S = 90.0  # and for those who are connected, but do not listen while they measure their links
 
@@ -121,7 +121,7 @@ class Conductor:
         """Train until the recipe's end; return what ended it."""
         if await self._resume():
             self.say("this run is over already")
-            await self._say_goodbye(range(self.terms.devices), self._how_it_ended())
+            await self._announce_end(range(self.terms.devices), self._how_it_ended())
             return self.ended_by
         self._write_run("running")
         if remark := norm_remark(self.recipe, self.model):
@@ -136,7 +136,7 @@ class Conductor:
             await self._finish()
         except TrainingDiverged as error:
             here = [device.number for device in self.protocol.here()]
-            await self._say_goodbye(here, f"training has failed: {error}")
+            await self._announce_end(here, f"training has failed: {error}")
             raise
         return self.ended_by
 
@@ -266,7 +266,7 @@ class Conductor:
                 # it was restarted, and has lost the statistics
         self._write_run("done")
         joined = [device.number for device in self.protocol.devices if device.samples]
-        await self._say_goodbye(joined, self._how_it_ended())
+        await self._announce_end(joined, self._how_it_ended())
 
     async def _hand_over(self, common: LayerStates, *, statistics: bool) -> None:
         """Let the fed server put the model together."""
@@ -292,10 +292,10 @@ class Conductor:
     def _how_it_ended(self) -> str:
         return f"{self.ended_by}, {self.progress.rounds} rounds"
 
-    async def _say_goodbye(self, devices: Sequence[int], why: str) -> None:
+    async def _announce_end(self, devices: Sequence[int], why: str) -> None:
         """Tell devices that the run is over, also those that are away for a moment."""
         reason = f"the run is over ({why})"
-        await self.executor.outcome(RunOver(reason, tuple(devices), FAREWELL_S, PREPARING_S))
+        await self.executor.outcome(RunOver(reason, tuple(devices), SHUTDOWN_S, PREPARING_S))
 
     def shut_down(self) -> None:
         """End all that is under way."""

@@ -74,7 +74,7 @@ class Executor:
         self._handling = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outcome: asyncio.Future[None] | None = None  # of the block, or of the farewell
+        self._outcome: asyncio.Future[None] | None = None  # of the block, or of the shutdown
         self._thread = ThreadPoolExecutor(1, "compute")
 
     # --- events ---
@@ -108,7 +108,7 @@ class Executor:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self.tick)
 
     async def outcome(self, event: events.Event) -> None:
-        """Take in an event that opens a block, or ends the run; wait until the block, or the farewell, is over."""
+        """Take in an event that opens a block, or ends the run; wait until the block, or the shutdown, is over."""
         self.roster.check()  # what failed between two blocks
         self._outcome = asyncio.get_running_loop().create_future()
         self.handle(event)
@@ -336,7 +336,7 @@ class Executor:
             self.ledger.over = True
         self.ledger, self.arrivals, self._for_estimation = None, {}, {}
 
-    def _end_farewell(self, _action: do.EndFarewell) -> None:
+    def _end_shutdown(self, _action: do.EndShutdown) -> None:
         self._ended()
 
     # --- what people see ---
