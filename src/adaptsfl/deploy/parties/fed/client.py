@@ -151,10 +151,17 @@ class RetryingFedClient(FedClient):
     async def open_block(
         self, opening: Opening, brought: LayerStates, *, still: Callable[[], bool] = lambda: True
     ) -> bool:
-        """Open a block, if that is `still` wanted; return whether it was not known there."""
+        """Open a block, if that is `still` wanted; return whether it was not known there.
+
+        After a retry nobody knows: the answer to a call that opened it may have been lost. Then it counts as not known;
+        at worst, layers are delivered once more than needed.
+        """
+        interrupted = False
 
         async def call() -> bool:
-            return still() and await self.open(opening, brought)
+            nonlocal interrupted
+            before, interrupted = interrupted, True
+            return still() and (await self.open(opening, brought) or before)
 
         try:
             return await self.retry(call)
