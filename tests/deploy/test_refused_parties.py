@@ -31,7 +31,7 @@ def unchecked(folder: Path, name: str, ca: Path | None = None) -> Credentials:
 
 def device(deployment: Deployment, name: str, credentials: Credentials) -> DeviceParty:
     servers = deployment.edge_address, deployment.fed_address
-    return DeviceParty(Party("device", name), *servers, credentials, patience_s=0)
+    return DeviceParty(Party("device", name), *servers, credentials, retry_s=0)
 
 
 async def refusal(party: DeviceParty) -> str:

@@ -277,7 +277,7 @@ def test_a_client_that_says_nothing_is_hung_up_on_and_keeps_nobody_waiting(serve
 
 def test_a_client_that_takes_too_long_is_hung_up_on(board, monkeypatch):
     monkeypatch.setattr(status_server._Handler, "timeout", None)  # never silent for too long
-    monkeypatch.setattr(status_server, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(status_server, "TIMEOUT_S", 0.0)
     with closing(serve_status(board)) as server, connected(server) as slow, suppress(ConnectionError):
         slow.sendall(b"GET / HTTP/1.1\r\nHost: ")  # an error if it was hung up on before that
         assert said(slow) == b""

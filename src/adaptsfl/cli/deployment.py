@@ -87,7 +87,10 @@ def join(
         bool, typer.Option(help="Measure links first, by some MB; else the first rounds tell.")
     ] = True,
     patience: Annotated[
-        float, typer.Option(help="Knock so long at a server that hangs up without a word.", metavar="SECONDS", min=0)
+        float,
+        typer.Option(
+            help="How long to retry while the server closes connections without a reason.", metavar="SECONDS", min=0
+        ),
     ] = 60.0,
 ) -> None:
     """Train as a device of a deployment, on data that never leave this machine."""
@@ -107,7 +110,7 @@ def join(
                 data=data,
                 allowed=allow or (),
                 floor=cut_floor,
-                patience_s=patience,
+                retry_s=patience,
                 probe_links=probe_links,
             )
         )

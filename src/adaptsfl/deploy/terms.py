@@ -1,4 +1,4 @@
-"""What all parties of a run agree on: model, training, data and rules, told to devices by the edge server as JSON.
+"""What all parties of a run agree on: model, training, data and rules, sent to devices by the edge server as JSON.
 
 A device takes nothing on trust: it runs models and datasets that come with this package, and others only if its owner
 has named them.
@@ -55,7 +55,7 @@ class Terms:
         return cls(recipe, run.seed, recipe.fleet.devices if names is None else len(names), run.test_samples)
 
     def to_json(self) -> str:
-        """Return what devices are told."""
+        """Return what devices are sent."""
         settings = self.recipe.model_dump(mode="json", include=set(SHARED))
         settings["data"] |= LOCAL
         settings["deploy"]["devices"] = None  # no device needs to know the others
@@ -75,7 +75,7 @@ class Terms:
             others = set(settings) - {"recipe", "seed", "devices", "test_samples"}
             others |= set(settings["recipe"]) - set(SHARED)
             if others:
-                raise InvalidInput("settings", f"hold {short(min(others))}", "Only what devices need may be told")
+                raise InvalidInput("settings", f"hold {short(min(others))}", "Only what devices need may be sent")
             recipe = parse(Recipe, settings["recipe"])
             devices = checks.whole_number("devices", settings["devices"], at_most=MOST_DEVICES)
             seed = checks.whole_number("seed", settings["seed"], at_least=0, at_most=2**63 - 1)

@@ -16,7 +16,7 @@ from types import FrameType
 from adaptsfl.deploy.security.certs import make_certificates
 from adaptsfl.errors import RunFailed
 
-PATIENCE_S = 10.0  # for a party to end by itself once it is told to
+TIMEOUT_S = 10.0  # for a party to end by itself once it is told to
 
 Say = Callable[[str, str], None]  # the party's name, and what it says
 
@@ -127,7 +127,7 @@ class LocalFleet:
 
     def _settle(self, party: str) -> None:
         try:
-            self.processes[party].wait(PATIENCE_S)
+            self.processes[party].wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return
 
@@ -138,7 +138,7 @@ class LocalFleet:
                 process.send_signal(signal.SIGINT)
         for name, process in self.processes.items():
             try:
-                process.wait(PATIENCE_S)
+                process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.say(name, "does not end: killed")
                 process.kill()

@@ -15,7 +15,7 @@ from adaptsfl.errors import BadMessage, InvalidInput, first_line
 # Sent there and back to measure a link: a little at first, and more while that takes too short a time to trust.
 FIRST_BYTES, MOST_BYTES = 2**16, ECHO_BYTES
 LONG_ENOUGH_S = 0.2
-ECHO_PATIENCE_S = 120.0
+ECHO_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ async def _there_and_back(calls: Calls, size: int, *, wait: bool) -> tuple[LinkR
             yield Echo(chunk=bytes(min(CHUNK_BYTES, size - start)))
 
     uplink, incoming = 0.0, None
-    async for answer in calls.echo(sent(), wait_for_ready=wait, timeout=ECHO_PATIENCE_S):
+    async for answer in calls.echo(sent(), wait_for_ready=wait, timeout=ECHO_TIMEOUT_S):
         if incoming is None:
             uplink, incoming = float(answer.uplink), Incoming(size)
         else:

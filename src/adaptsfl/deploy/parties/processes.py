@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 
 from adaptsfl.config import Recipe
-from adaptsfl.deploy.parties.device.party import PATIENCE_S, DeviceParty
+from adaptsfl.deploy.parties.device.party import RETRY_S, DeviceParty
 from adaptsfl.deploy.parties.edge.conductor import Conductor
 from adaptsfl.deploy.parties.edge.service import EdgeService
 from adaptsfl.deploy.parties.fed.server import FedServer
@@ -98,7 +98,7 @@ async def join(
     data: Path | None = None,
     allowed: Collection[str] = (),
     floor: int = 1,
-    patience_s: float = PATIENCE_S,
+    retry_s: float = RETRY_S,
     probe_links: bool = True,
 ) -> str:
     """Take part as a device until the run is over; return why it is."""
@@ -111,7 +111,7 @@ async def join(
         data=data,
         allowed=allowed,
         floor=floor,
-        patience_s=patience_s,
+        retry_s=retry_s,
         probe_links=probe_links,
         say=say,
     )

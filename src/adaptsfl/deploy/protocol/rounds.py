@@ -237,7 +237,7 @@ def batch_evaluated(state: State, event: on.BatchEvaluated, _now: float) -> None
 
 
 def end_evaluation(state: State, block: BlockState) -> None:
-    """Take what the evaluation came to, once training goes on."""
+    """Report the result of the evaluation, once training goes on."""
     evaluation, block.evaluation = block.evaluation, None
     result = None if evaluation is None else evaluation.result()
     if evaluation is not None and result is not None:

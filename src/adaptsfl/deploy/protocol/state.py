@@ -268,7 +268,7 @@ class BlockState:
 
 @dataclass
 class Shutdown:
-    """Devices are being told that the run is over."""
+    """The run is over, and devices are being informed."""
 
     reason: str
     expected: frozenset[int]

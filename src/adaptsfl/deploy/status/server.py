@@ -30,7 +30,7 @@ from adaptsfl.report.markup import asset, embedded, filled, security
 
 ROOM = "adaptsfl.deploy.status"
 SILENCE_S = 5.0  # of a client, until nobody listens to it any more
-PATIENCE_S = 15.0  # with any client, from its first letter to its last
+TIMEOUT_S = 15.0  # with any client, from its first letter to its last
 LOOK_UP_S = 0.1  # how often the server looks whether it should stop, or somebody stays too long
 MOST_CLIENTS = 32  # at once; more are turned away
 LARGEST_HEAD = 16 * 1024  # bytes of a request
@@ -68,7 +68,7 @@ class StatusServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
     def close(self) -> None:
-        """Stop listening and hang up on everybody; more than once does nothing."""
+        """Stop listening and end all connections; more than once does nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -155,7 +155,7 @@ class _Server(ThreadingHTTPServer):
         with self._counting:
             welcome = len(self._clients) < MOST_CLIENTS
             if welcome:
-                self._clients[request] = time.monotonic() + PATIENCE_S
+                self._clients[request] = time.monotonic() + TIMEOUT_S
         return welcome
 
     def shutdown_request(self, request: Any) -> None:
@@ -165,11 +165,11 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Now and then, hang up on clients that stayed too long, one letter at a time or not reading."""
+        """Now and then, disconnect clients that take too long: they send a byte at a time, or do not read."""
         self._hang_up(time.monotonic())
 
     def server_close(self) -> None:
-        """Close, and hang up on whoever is still there."""
+        """Close, and end all connections that are still open."""
         super().server_close()
         self._hang_up(float("inf"))
 

@@ -44,9 +44,9 @@ FINAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-# A server that will not have our certificate hangs up without a word; so does what stands before one that is starting.
-PATIENCE_S = 60.0
-HUNG_UP, MOST_HANG_UPS = ("failed to connect", "Socket closed"), 4
+# A server that refuses our certificate closes the connection without a reason. So does a proxy before its server is up.
+RETRY_S = 60.0
+CLOSED, MOST_CLOSED = ("failed to connect", "Socket closed"), 4
 NO_STATISTICS: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
@@ -74,7 +74,7 @@ class DeviceParty:
         data: files of its own; without them it takes its part of the recipe's dataset.
         allowed: factories that the servers may name.
         floor: the least cut that this device accepts, whatever the servers say.
-        patience_s: how long to knock at a server that hangs up before a word is said.
+        retry_s: how long to retry while the server closes every connection during the handshake.
         probe_links: whether to send megabytes to measure links before training; else its rounds will tell.
         say: called with what people may want to know.
     """
@@ -89,13 +89,13 @@ class DeviceParty:
         data: Path | None = None,
         allowed: Collection[str] = (),
         floor: int = 1,
-        patience_s: float = PATIENCE_S,
+        retry_s: float = RETRY_S,
         probe_links: bool = True,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.party, self.edge, self.fed, self.credentials = party, edge, fed, credentials
         self.data_path, self.allowed, self.floor, self.say = data, allowed, floor, say
-        self.patience_s, self.probe_links = patience_s, probe_links
+        self.retry_s, self.probe_links = retry_s, probe_links
         self.terms: Terms | None = None
         self.held: Held | None = None
         self._settings = ""  # the settings, as text
@@ -105,7 +105,7 @@ class DeviceParty:
 
     async def run(self) -> str:
         """Take part until the edge server says that the run is over; return why."""
-        wait, hang_ups, since = FIRST_WAIT_S, 0, 0.0
+        wait, times_closed, since = FIRST_WAIT_S, 0, 0.0
         while True:
             self._of_use = False
             try:
@@ -118,12 +118,12 @@ class DeviceParty:
                 problem = f"{error.code().name.lower().replace('_', ' ')}: {why}"
                 if error.code() in FINAL or any(word in str(error.details()) for word in HANDSHAKE):
                     raise Refused(f"{self.party}: {problem}. Check certificates, names and versions.") from None
-                hung_up = all(words in str(error.details()) for words in HUNG_UP)
-                hang_ups = hang_ups + 1 if hung_up and self.terms is None else 0
-                since = since if hang_ups > 1 else time.monotonic()
-                if hang_ups >= MOST_HANG_UPS and time.monotonic() - since >= self.patience_s:
+                closed = all(words in str(error.details()) for words in CLOSED)
+                times_closed = times_closed + 1 if closed and self.terms is None else 0
+                since = since if times_closed > 1 else time.monotonic()
+                if times_closed >= MOST_CLOSED and time.monotonic() - since >= self.retry_s:
                     raise Refused(
-                        f"{self.party}: the edge server hangs up {hang_ups} times in a row before anything is said. "
+                        f"{self.party}: the edge server closed {times_closed} connections in a row without a reason. "
                         "Check certificates: its ca.pem may be another, or ours may have expired."
                     ) from None
             if self._of_use:

@@ -97,7 +97,7 @@ class Accounts:
         return float(self.measured.nominal.client_model_bits[cut - 1])
 
     def _back_s(self, block: Ledger, device: int) -> dict[str, float]:
-        """Return the seconds of a device's last download and backward pass, as it told them."""
+        """Return the seconds of a device's last download and backward pass, as it reported them."""
         header = block.headers.get(device)
         if header is None:
             return {}

@@ -123,7 +123,7 @@ class Executor:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, error: BaseException | None = None) -> None:
-        """Let whoever waits for the block go on, or raise an error."""
+        """Wake up what waits for the block, or raise an error there."""
         if self._outcome is None or self._outcome.done():
             if isinstance(error, Exception):
                 self.roster.give_up(error)

@@ -18,7 +18,7 @@ class Ledger:
         number: from 1 on.
         rounds: none in the block at a run's end, in which the model is only evaluated.
         cuts: one per device of the fleet, also for those who may still come.
-        opening, brought: what the fed server was told, in case it has to be told again.
+        opening, brought: how the block was opened at the fed server, which may have to be repeated.
         scene: who was there when it was planned, and what was known of them.
         known: how many layers the fed server holds of it: L_c, or more where some become common with it.
         predicted: seconds of every phase of one round and of one averaging.

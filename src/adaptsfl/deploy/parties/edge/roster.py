@@ -44,9 +44,9 @@ class Roster:
         self._error: Exception | None = None
         self.show(range(len(self.by_number)))
 
-    async def enough(self, patience_s: float = math.inf) -> bool:
+    async def enough(self, timeout_s: float = math.inf) -> bool:
         """Wait until enough devices are here; return whether they are after so many seconds."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while not self.protocol.enough():
             if time.monotonic() >= deadline:
                 return False
@@ -56,12 +56,12 @@ class Roster:
         return True
 
     def give_up(self, error: Exception) -> None:
-        """Let whoever waits for a change raise this."""
+        """Raise this error in everything that waits for a change."""
         self._error = error
         self.wake()
 
     def wake(self) -> None:
-        """Let whoever waits for a change look again."""
+        """Wake up everything that waits for a change."""
         self._changed.set()
 
     async def change(self, timeout: float) -> bool:

@@ -35,7 +35,7 @@ class Member:
     Attributes:
         answer: the gradients of the last round that was trained with it, in case it asks again.
         answered_bits: of the gradients that it was sent last, which may have been of another cut than its next ones.
-        forward_s, backward_s: of its layers, as it told them last.
+        forward_s, backward_s: of its layers, as it last reported.
         sent_bytes, received_bytes: tensors to and from it, since the server was started.
         joins: how often it may connect.
     """

@@ -19,7 +19,7 @@ from adaptsfl.training.statistics import Moments, Norm
 
 # How long to wait for an answer, beside the time that the layers take on the slowest link that is borne with. Calls
 # fail at once if the server is away: callers know best what to do then.
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 SLOWEST_BPS = 100e3
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 5.0  # between two attempts to reach a fed server that is away
 # What may be but a broken connection, and ends by itself once the fed server is reached or restarted.
@@ -58,7 +58,7 @@ class FedClient:
         first, last = min(brought, default=0), max(brought, default=0)
         header = Layers(attempt=opening.attempt, first=first, last=last, size=len(data))
         parts = _parts(LayersPart(opening=opening), LayersPart(header=header), data)
-        opened = await self.calls.open(parts, timeout=_patience(len(data)))
+        opened = await self.calls.open(parts, timeout=_timeout_s(len(data)))
         return bool(opened.anew)
 
     async def fetch(self, attempt: int, first: int, last: int) -> Moved:
@@ -74,7 +74,7 @@ class FedClient:
         data = to_bytes(states)
         header = Layers(attempt=attempt, device=device, first=min(states), last=max(states), size=len(data))
         started = time.perf_counter()
-        await self.calls.deliver(_parts(LayersPart(header=header), data), timeout=_patience(len(data)))
+        await self.calls.deliver(_parts(LayersPart(header=header), data), timeout=_timeout_s(len(data)))
         seconds = time.perf_counter() - started
         return Moved(len(data), 8 * len(data) / max(seconds, SHORTEST_S), {})
 
@@ -85,7 +85,7 @@ class FedClient:
             measured: L_c, if the divergence of layers 1 … L_c is to be measured before; 0 if not.
         """
         request = Closing(attempt=attempt, weights=weights, divergence=measured > 0)
-        closed: Closed = await self.calls.close(request, timeout=PATIENCE_S)
+        closed: Closed = await self.calls.close(request, timeout=TIMEOUT_S)
         _check_divergence(closed.divergence, 0 if closed.missing else measured)
         return closed
 
@@ -93,11 +93,11 @@ class FedClient:
         """Bring the moments of batch-norm in some layers: a device's, or of those that run at the edge server."""
         data = moments_file.to_bytes(moments)
         header = Layers(attempt=attempt, device=device, first=layers[0], last=layers[-1], size=len(data))
-        await self.calls.bring_moments(_parts(LayersPart(header=header), data), timeout=_patience(len(data)))
+        await self.calls.bring_moments(_parts(LayersPart(header=header), data), timeout=_timeout_s(len(data)))
 
     async def merge_moments(self, attempt: int, weights: Mapping[str, float]) -> list[str]:
         """Let moments be merged; return who has brought none, in which case nothing was merged."""
-        merged: Merged = await self.calls.merge_moments(Merging(attempt=attempt, weights=weights), timeout=PATIENCE_S)
+        merged: Merged = await self.calls.merge_moments(Merging(attempt=attempt, weights=weights), timeout=TIMEOUT_S)
         return list(merged.missing)
 
     async def fetch_moments(self, attempt: int, layers: range) -> dict[Norm, Moments]:
@@ -118,7 +118,7 @@ class FedClient:
         header = Layers(first=min(common, default=0), last=max(common, default=0), size=len(data))
         final = Final(version=version, statistics=statistics)
         parts = _parts(LayersPart(final=final), LayersPart(header=header), data)
-        await self.calls.finish(parts, timeout=_patience(len(data)))
+        await self.calls.finish(parts, timeout=_timeout_s(len(data)))
 
 
 class RetryingFedClient(FedClient):
@@ -169,7 +169,7 @@ class RetryingFedClient(FedClient):
             raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
 
     async def fetch_of(self, opening: Opening, brought: LayerStates, first: int, last: int) -> Moved:
-        """Return averaged layers of a block; a fed server that was restarted meanwhile is told of it again."""
+        """Return averaged layers of a block; if the fed server was restarted meanwhile, the block is opened again."""
         while True:
             try:
                 return await self.retry(lambda: self.fetch(opening.attempt, first, last))
@@ -189,7 +189,7 @@ def _check_divergence(found: Sequence[float], layers: int) -> None:
 async def _fetched(call: Any, wanted: Wanted, most: int) -> Incoming:
     """Return the file that the fed server answers with, of at most so many bytes."""
     incoming: Incoming | None = None
-    async for part in call(wanted, timeout=_patience(most)):
+    async for part in call(wanted, timeout=_timeout_s(most)):
         if incoming is None:
             if part.WhichOneof("kind") != "header" or part.header.size > most:
                 raise BadMessage("the fed server sent no header of layers, or one of too many bytes")
@@ -201,8 +201,8 @@ async def _fetched(call: Any, wanted: Wanted, most: int) -> Incoming:
     return incoming
 
 
-def _patience(size: int) -> float:
-    return PATIENCE_S + 8 * size / SLOWEST_BPS
+def _timeout_s(size: int) -> float:
+    return TIMEOUT_S + 8 * size / SLOWEST_BPS
 
 
 async def _parts(*parts: Any) -> AsyncIterator[LayersPart | Chunk]:

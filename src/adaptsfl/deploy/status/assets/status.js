@@ -1,7 +1,7 @@
 // A running edge server: shown as the page came with it, then asked for once a second. Text goes in as text only.
 
 const EVERY_MS = 1000;
-const PATIENCE_MS = 5000;
+const TIMEOUT_MS = 5000;
 const WORDS = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" };
 
 const known = (write) => (value) => (value === null || value === undefined ? "–" : write(value));
@@ -181,7 +181,7 @@ function drawCurves(now) {
 
 async function ask() {
   try {
-    const answer = await fetch("status.json", { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(PATIENCE_MS) });
+    const answer = await fetch("status.json", { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(TIMEOUT_MS) });
     if (!answer.ok) throw new Error(answer.statusText);
     shown = await answer.json();
     goneSince = null;
