@@ -378,8 +378,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         below = sum(ratio <= 1 for ratio in ratios)
         numbers = (geometric_mean(ratios), float(np.quantile(ratios, 0.9)), max(ratios))
         shown = " | ".join(f"{one:.2f}" for one in numbers)
-        ours = f"{geometric_mean(ratios_beside(rows, name)):.2f}"
-        lines.append(f"| {bold(name)} | {shown} | {below} of {len(ratios)} | {ours} |")
+        beside = geometric_mean(ratios_beside(rows, name))
+        lines.append(f"| {bold(name)} | {shown} | {below} of {len(ratios)} | {beside:.2f} |")
     lines += ["", "| workload | AdaptSFL, geometric mean | worst case | cases |", "|---|---|---|---|"]
     for name in WORKLOADS:
         ours = [row["ratios"]["adaptsfl"] for row in rows if row["workload"] == name and "adaptsfl" in row["ratios"]]
@@ -421,7 +421,11 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
             x = np.concatenate([[0.01], ratios, [100.0]])
             y = np.concatenate([[0.0], np.arange(1, len(ratios) + 1) / len(ratios), [1.0]])
             ours = name == "adaptsfl"
-            look = {"linewidth": 2.6 if ours else 1.2, "color": f"C{k % 10}", "linestyle": "-" if k < 10 else "--"}
+            look: dict[str, Any] = {
+                "linewidth": 2.6 if ours else 1.2,
+                "color": f"C{k % 10}",
+                "linestyle": "-" if k < 10 else "--",
+            }
             axes.step(x, y, where="post", label=bold(name).strip("*"), **look)
         axes.axvline(1.0, color="#888888", linewidth=0.8)
         axes.set(xscale="log", xlim=(0.4, 8.0), ylim=(0.0, 1.02), ylabel="share of cases")
