@@ -1,4 +1,4 @@
-"""Layers on the wire and on disk: one safetensors file, every tensor under its layer's number and its own name."""
+"""Layers on the wire and on disk: one safetensors file, whose keys are the layer's number and the tensor's name."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,24 +13,24 @@ from adaptsfl.models import SplitModel
 from adaptsfl.training.layers import OPTIMIZER_STATE, Layer
 from adaptsfl.training.settings import OptimizerSettings
 
-LayerState = dict[str, Tensor]  # as `Layer.state` gives it
+LayerState = dict[str, Tensor]  # the result of `Layer.state`
 LayerStates = dict[int, LayerState]  # by the layer's number, from 1
 
-# What torch's optimisers keep of a parameter once it was trained.
+# The state that torch's optimisers keep of a parameter after its first step.
 KEPT = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("step", "exp_avg", "exp_avg_sq")}
-NEVER_NEGATIVE = ("step.", "exp_avg_sq.")  # else Adam divides by 0, or takes a root that is no number
-LARGEST = 1e9  # any number of a layer; far from where sums of them would be infinite
+NEVER_NEGATIVE = ("step.", "exp_avg_sq.")  # else Adam divides by 0, or takes the root of a negative number
+LARGEST = 1e9  # limit of any number of a layer; sums of such numbers stay far from infinity
 
-HEADER_BYTES = 2**16  # of a safetensors file with a hundred layers; each has about 100 bytes per tensor
+HEADER_BYTES = 2**16  # of a safetensors file with a hundred layers; each takes about 100 bytes per tensor
 
 
 def to_bytes(states: Mapping[int, LayerState]) -> bytes:
-    """Return layers as a file."""
+    """Return layers as the bytes of a file."""
     return save(named(states))
 
 
 def named(states: Mapping[int, LayerState]) -> dict[str, Tensor]:
-    """Return the tensors of several layers under names that say whose they are."""
+    """Return the tensors of several layers under the name LAYER.NAME."""
     return {
         f"{layer}.{name}": tensor.detach().cpu().contiguous()
         for layer, state in states.items()
@@ -48,17 +48,17 @@ def by_layer(tensors: Mapping[str, Tensor]) -> LayerStates:
 
 
 def without_optimizer(state: LayerState) -> LayerState:
-    """Return a layer's parameters and buffers alone."""
+    """Return only a layer's parameters and buffers."""
     return {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in OPTIMIZER_STATE}
 
 
 class Template:
-    """What every layer of a model looks like: whatever another party sends is held against it."""
+    """The names, shapes and types of every layer of a model; layers of other parties are validated against it."""
 
     def __init__(self, model: SplitModel, settings: OptimizerSettings) -> None:
         self.model, self.settings = model, settings
         self._shapes: list[dict[str, tuple[torch.Size, torch.dtype]]] = []
-        self._constants: list[LayerState] = []  # buffers with numbers that are large on purpose, as masks have them
+        self._constants: list[LayerState] = []  # buffers with large numbers on purpose, such as masks
         self._optional: list[dict[str, tuple[torch.Size, torch.dtype]]] = []
         for piece in model.pieces:
             layer = Layer(piece, settings)
@@ -82,7 +82,7 @@ class Template:
         return layer
 
     def largest_bytes(self, layers: Iterable[int]) -> int:
-        """Return the most bytes that these layers can have as a file."""
+        """Return the maximum size in bytes of a file with these layers."""
         total = HEADER_BYTES
         for number in layers:
             shapes, optional = self._shapes[number - 1], self._optional[number - 1]
@@ -91,7 +91,7 @@ class Template:
         return total
 
     def from_bytes(self, data: bytes | bytearray, layers: Iterable[int]) -> LayerStates:
-        """Return exactly these layers from a file, or refuse it."""
+        """Return exactly these layers from a file, or reject it."""
         try:
             states = by_layer(load(bytes(data)))
         except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
@@ -103,7 +103,7 @@ class Template:
         return states
 
     def check(self, states: LayerStates) -> None:
-        """Refuse layers that look otherwise than the model's, or hold numbers that cannot be."""
+        """Reject layers whose tensors differ from the model's in name, shape or type, or hold implausible numbers."""
         for number, state in states.items():
             self._check(number, state)
 
@@ -111,7 +111,7 @@ class Template:
         shapes, optional = self._shapes[number - 1], self._optional[number - 1]
         known = shapes | optional
         kept = [name for name in optional if name in state]
-        # An optimiser has all of it after its first step, and nothing before.
+        # An optimiser has all of its state after its first step, and none before.
         for name in (*shapes, *(optional if kept else ())):
             if name not in state:
                 raise BadMessage(f"layer {number} came without {name}")
@@ -123,7 +123,7 @@ class Template:
 
 
 def _plausible(name: str, tensor: Tensor, constant: Tensor | None) -> bool:
-    """Whether numbers can have come out of training."""
+    """Whether numbers can be the result of training."""
     never_negative = name.startswith(NEVER_NEGATIVE) or name.endswith(".running_var")
     if never_negative and bool((tensor < 0).any()):
         return False
@@ -132,7 +132,7 @@ def _plausible(name: str, tensor: Tensor, constant: Tensor | None) -> bool:
 
 
 def _usual(tensor: Tensor) -> Tensor:
-    """Return where numbers are such that averages of them are numbers."""
+    """Return a mask of the numbers whose averages are finite."""
     if not tensor.is_floating_point():
         return torch.ones((), dtype=torch.bool)
-    return tensor.abs() <= LARGEST  # which NaN is not
+    return tensor.abs() <= LARGEST  # False for NaN

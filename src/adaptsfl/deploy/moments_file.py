@@ -1,4 +1,4 @@
-"""Moments of batch-norm's inputs on the wire: one safetensors file, held against the batch-norms of the model."""
+"""Moments of batch-norm's inputs on the wire: one safetensors file, validated against the model's batch-norms."""
 
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -19,7 +19,7 @@ NormMoments = Mapping[Norm, Moments]
 
 
 def to_bytes(moments: NormMoments) -> bytes:
-    """Return moments as a file: means and variances in single precision, weight and count in double."""
+    """Return moments as the bytes of a file: means and variances in single precision, weight and count in double."""
     tensors: dict[str, Tensor] = {}
     for (layer, norm), found in moments.items():
         name = f"{layer}.{norm}"
@@ -29,15 +29,15 @@ def to_bytes(moments: NormMoments) -> bytes:
 
 
 def plausible(found: Moments, most: float = LARGEST) -> bool:
-    """Whether moments can have come out of a forward pass. Then merged ones are so too, but for rounding."""
+    """Whether moments can be the result of a forward pass. Then merged ones are plausible too, but for rounding."""
     if not (0 < found.weight < inf and 1 <= found.count <= LARGEST and bool((found.variance >= 0).all())):
         return False
     second = found.variance + found.mean.square()
-    return bool((second <= most).all())  # which NaN is not
+    return bool((second <= most).all())  # False for NaN
 
 
 class MomentsTemplate:
-    """The batch-norms of a model: whatever another party sends as moments is held against them."""
+    """The batch-norms of a model; moments of other parties are validated against them."""
 
     def __init__(self, model: SplitModel) -> None:
         self._channels: dict[Norm, int] = {}
@@ -51,14 +51,14 @@ class MomentsTemplate:
         return [norm for norm in self._channels if norm[0] in wanted]
 
     def largest_bytes(self, layers: Iterable[int]) -> int:
-        """Return the most bytes that the moments of these layers can have as a file."""
+        """Return the maximum size in bytes of a file with the moments of these layers."""
         return HEADER_BYTES + sum(8 * self._channels[norm] + 400 + 3 * len(norm[1]) for norm in self.norms(layers))
 
     def from_bytes(self, data: bytes | bytearray, layers: Iterable[int], most: float = LARGEST) -> dict[Norm, Moments]:
-        """Return the moments of exactly the batch-norms in these layers, or refuse the file.
+        """Return the moments of exactly the batch-norms in these layers, or reject the file.
 
         Args:
-            most: what mean² + variance may be.
+            most: the limit of mean² + variance.
         """
         try:
             tensors = load(bytes(data))

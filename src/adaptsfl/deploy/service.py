@@ -1,4 +1,4 @@
-"""The two services of wire.proto, for those who serve them and those who call them."""
+"""The two services of wire.proto, for servers and for clients."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from adaptsfl.deploy.security.limits import MOST_VIOLATIONS, STRIKES, RateLimit
 from adaptsfl.deploy.transfer import CHUNK_BYTES, LARGEST_MESSAGE, Meter, parser, serializer
 from adaptsfl.errors import BadMessage, NotWritten
 
-# By service and method: whether requests and answers are streams, and what they are.
+# By service and method: whether requests and answers are streams, and their message types.
 METHODS: dict[str, dict[str, tuple[bool, bool, Any, Any]]] = {
     "Edge": {
         "train": (True, True, wire.FromDevice, wire.ToDevice),
@@ -36,16 +36,16 @@ METHODS: dict[str, dict[str, tuple[bool, bool, Any, Any]]] = {
 }
 OPTIONS = (("grpc.max_receive_message_length", LARGEST_MESSAGE), ("grpc.max_send_message_length", LARGEST_MESSAGE))
 ECHO_BYTES, ECHO_CHUNKS = 2**22, 64  # the most that one measurement of a link may send
-ECHOES_PER_MINUTE = 12  # of one device
-MOST_CALLS = 8  # of one device at a time; those of a connection that broke may linger
+ECHOES_PER_MINUTE = 12  # by one device
+MOST_CALLS = 8  # concurrent calls of one device; calls of a broken connection may linger
 
 
 class NotNow(Exception):
-    """A call that does not fit what the server knows: it was restarted since, or the caller is behind."""
+    """A call that does not fit the server's state: it was restarted since, or the caller is behind."""
 
 
 class TooMuch(Exception):
-    """A call of a device that has had its share for now."""
+    """A call of a device that exceeds its rate limit, or its number of concurrent calls."""
 
 
 class ShutOut(Exception):
@@ -55,10 +55,10 @@ class ShutOut(Exception):
 class Service:
     """A server of one of the services: a method for each of its calls, named as in `METHODS`.
 
-    What is wrong with a call becomes a status of gRPC; nothing else happens to the server.
+    An error of a call becomes a gRPC status; the server goes on.
 
     Args:
-        say: called with what people may want to know.
+        say: called with every line for the log.
     """
 
     service: ClassVar[str]
@@ -66,30 +66,30 @@ class Service:
     def __init__(self, say: Callable[[str], None] = lambda _text: None) -> None:
         self.say = say
         self._calls: Counter[Party] = Counter()
-        self._strikes: Counter[Party] = Counter()  # in a row
-        self._violations: Counter[Party] = Counter()  # in all
+        self._strikes: Counter[Party] = Counter()  # violations in a row
+        self._violations: Counter[Party] = Counter()  # all violations
         self._echoes: dict[Party, RateLimit] = defaultdict(lambda: RateLimit(ECHOES_PER_MINUTE))
 
     def violated(self, party: Party, reason: str) -> None:
-        """Take note that a device broke the protocol."""
+        """Count a violation of the protocol by a device."""
         self._strikes[party] += 1
         self._violations[party] += 1
         self.say(f"{party}: {reason}" + (" (shut out)" if self.shut_out(party) else ""))
 
     def behaved(self, party: Party) -> None:
-        """Take note that a call of a device came to a good end."""
+        """Reset a device's violations in a row, after a call that succeeded."""
         self._strikes.pop(party, None)
 
     def shut_out(self, party: Party) -> str:
-        """Return why a device may not call any more; empty if it may."""
+        """Return why a device is shut out; empty if it is not."""
         often = self._strikes[party] >= STRIKES or self._violations[party] >= MOST_VIOLATIONS
         return "it broke the protocol too often" if often else ""
 
     @contextmanager
     def _watching(self, party: Party | None) -> Iterator[None]:
-        """Let a device have no more than its share, and count what it breaks. Servers are not counted."""
+        """Limit a device's calls, and count its violations. Servers are not limited."""
         if party is None or party.role != "device":
-            yield  # `require` decides
+            yield  # `require` decides whether it may call
             return
         if why := self.shut_out(party):
             raise ShutOut(f"{party} is shut out: {why}")
@@ -108,7 +108,7 @@ class Service:
         self.behaved(party)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server needs."""
+        """Return the handlers of all calls, for a gRPC server."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(_not_cancelled)
         made = {}
         for name, (takes_many, gives_many, request, answer) in METHODS[self.service].items():
@@ -118,7 +118,7 @@ class Service:
         return grpc.method_handlers_generic_handler(f"adaptsfl.{self.service}", made)
 
     def _wrapped(self, method: Any, parse: Any, takes_many: bool, gives_many: bool) -> Any:
-        """Return a method that reads requests itself: what gRPC cannot read, it complains about in the log."""
+        """Return a method that parses requests itself: gRPC would log every request that it cannot parse."""
 
         async def one(request: Any, context: Any) -> Any:
             try:
@@ -139,7 +139,7 @@ class Service:
         return many if gives_many else one
 
     async def echo(self, requests: AsyncIterator[wire.Echo], context: Any) -> AsyncIterator[wire.Echo]:
-        """Take some bytes and send as many back: what links are measured with. A message without any goes before."""
+        """Receive bytes and send as many back, to measure a link. An empty message starts the clock."""
         party = await require(context, ("device", "edge"))
         if not self._echoes[party].allows():
             raise TooMuch(f"{party} measured its link {ECHOES_PER_MINUTE} times within a minute")
@@ -147,7 +147,7 @@ class Service:
         async for request in requests:
             count += 1
             if count == 1 and not request.chunk:
-                meter = Meter()  # from here on the time counts
+                meter = Meter()  # the time counts from here on
                 continue
             meter.count(len(request.chunk))
             if not request.chunk or count > ECHO_CHUNKS or meter.size > ECHO_BYTES:
@@ -170,12 +170,12 @@ class Calls:
             )
             setattr(self, name, call)
 
-    def __getattr__(self, name: str) -> Any:  # for those who check types
+    def __getattr__(self, name: str) -> Any:  # for type checkers
         raise AttributeError(name)
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str] | None:
-    """Return what a caller is told of an error that it caused or must know of; None if that is a bug of ours."""
+    """Return the gRPC status of an error that the caller caused or must know of; None if it is a bug of ours."""
     match error:
         case BadMessage():
             return grpc.StatusCode.INVALID_ARGUMENT, str(error)
@@ -191,7 +191,7 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str] | None:
 
 
 def _not_cancelled(record: logging.LogRecord) -> bool:
-    """Drop what gRPC says of calls that were given up: with their tracebacks anybody could fill the log."""
+    """Drop gRPC's log records of cancelled calls: with their tracebacks any caller could fill the log."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 

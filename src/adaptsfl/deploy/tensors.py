@@ -1,6 +1,6 @@
-"""Tensors as raw bytes with a type and a shape: what activations and gradients are on the wire.
+"""Tensors as raw bytes with a type and a shape: the wire format of activations and gradients.
 
-Whatever comes from another party is checked against what the plan expects before memory is taken for it.
+A tensor of another party is validated against the plan before memory is allocated for it.
 """
 
 import math
@@ -21,7 +21,7 @@ DTYPES = {
 }
 LARGEST_INT8 = 127
 MOST_DIMENSIONS = 8  # of any tensor; the product of thousands of them would keep a server busy for seconds
-# What a header can hold without rounding it away, or up to where 127 of it are infinite.
+# Limits of a scale: smaller ones are rounded to 0 in a header, larger ones times 127 are infinite.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**121
 
 
@@ -30,9 +30,9 @@ class NonFiniteTensor(BadMessage):
 
 
 def pack(tensor: Tensor, wire_dtype: str) -> tuple[TensorHeader, memoryview]:
-    """Return a tensor's header and bytes, in the type that it travels in.
+    """Return a tensor's header and bytes, in its type on the wire.
 
-    What is too large for that type becomes its largest number: infinity would be refused as if it were an attack.
+    Numbers too large for that type are clamped to its largest number: the receiver would reject infinity.
     """
     tensor = tensor.detach().cpu()
     dtype, scale = DTYPES[wire_dtype], 0.0
@@ -48,14 +48,14 @@ def pack(tensor: Tensor, wire_dtype: str) -> tuple[TensorHeader, memoryview]:
 
 
 def size_of(shape: Sequence[int], wire_dtype: str) -> int:
-    """Return how many bytes a tensor has on the wire, once its type is known to be one of `DTYPES`."""
+    """Return the number of a tensor's bytes on the wire; its type must be one of `DTYPES`."""
     if len(shape) > MOST_DIMENSIONS:
         raise BadMessage(f"a tensor of {len(shape)} dimensions came, {MOST_DIMENSIONS} are the most")
     return math.prod(shape) * DTYPES[wire_dtype].itemsize
 
 
 def check_header(header: TensorHeader, shape: Sequence[int], wire_dtype: str) -> None:
-    """Refuse any other tensor than the plan expects."""
+    """Reject a tensor that is not the one that the plan expects."""
     if header.dtype != wire_dtype:
         raise BadMessage(f"a tensor of {header.dtype[:20]!r} came, {wire_dtype} was expected")
     if tuple(header.shape) != tuple(shape):
@@ -65,7 +65,7 @@ def check_header(header: TensorHeader, shape: Sequence[int], wire_dtype: str) ->
 
 
 def unpack(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
-    """Return a tensor from its bytes, in float32 if it is one of real numbers; NaN and infinity are refused."""
+    """Return a tensor from its bytes, in float32 if it holds real numbers; reject NaN and infinity."""
     if len(data) != size_of(header.shape, header.dtype):
         raise BadMessage(f"{len(data)} bytes came for a tensor of shape {tuple(header.shape)} in {header.dtype}")
     if not data:
@@ -82,5 +82,5 @@ def unpack(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether there is neither NaN nor infinity in it: then its sum is finite, unless that is too large a number."""
+    """Whether a tensor contains neither NaN nor infinity; a finite sum shows it fast, but a sum may overflow."""
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,7 +1,7 @@
-"""What all parties of a run agree on: model, training, data and rules, sent to devices by the edge server as JSON.
+"""The settings that all parties of a run share: model, training, data and rules. Devices receive them as JSON.
 
-A device takes nothing on trust: it runs models and datasets that come with this package, and others only if its owner
-has named them.
+A device does not trust the server: it runs models and datasets of this package, and others only if its owner has
+allowed them by name.
 """
 
 import json
@@ -23,20 +23,20 @@ from adaptsfl.runs.recipe import check_training, optimizer_settings, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.settings import check_trainable
 
-PROTOCOL = 2  # another number where older parties would not understand
+PROTOCOL = 2  # the version; it changes when older parties would not understand the messages
 SHARED = ("name", "model", "training", "data", "deploy")
-LOCAL = {"path": None, "cache": None}  # where samples lie is every device's own business
-# What a server may ask of a device: more would be a mistake, or an attempt to fill its memory.
+LOCAL = {"path": None, "cache": None}  # each device has its own paths
+# Limits of what a server may ask of a device: more would be a mistake, or an attempt to fill its memory.
 MOST_DEVICES, LARGEST_BATCH = 1_000_000, 1_000_000
 
 
 @dataclass(frozen=True)
 class Terms:
-    """A recipe as far as all parties need it, with every seed in it final.
+    """The part of a recipe that all parties need, with all seeds set.
 
     Attributes:
         devices: N.
-        test_samples: of all devices together; None for all that they have.
+        test_samples: the number for all devices together; None for all samples that they have.
     """
 
     recipe: Recipe
@@ -46,7 +46,7 @@ class Terms:
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Terms":
-        """Return the terms of a recipe, checked as far as all parties must."""
+        """Return the terms of a recipe, after the checks that all parties make."""
         run = recipe.run or RunConfig()
         check_rules(recipe)
         data = recipe.data or DataConfig()
@@ -55,7 +55,7 @@ class Terms:
         return cls(recipe, run.seed, recipe.fleet.devices if names is None else len(names), run.test_samples)
 
     def to_json(self) -> str:
-        """Return what devices are sent."""
+        """Return the settings as they are sent to devices."""
         settings = self.recipe.model_dump(mode="json", include=set(SHARED))
         settings["data"] |= LOCAL
         settings["deploy"]["devices"] = None  # no device needs to know the others
@@ -65,10 +65,10 @@ class Terms:
 
     @classmethod
     def from_json(cls, text: str, allowed: Collection[str] = ()) -> "Terms":
-        """Return the terms that a server sent, if this machine may follow them.
+        """Return the terms that a server sent, if this machine allows them.
 
         Args:
-            allowed: factories (package.module:factory) that the owner of this machine lets servers name.
+            allowed: factories (package.module:factory) that the owner of this machine permits servers to name.
         """
         try:
             settings: dict[str, Any] = json.loads(text)
@@ -92,7 +92,7 @@ class Terms:
                 shown = printable(name, 100)
                 problem = f"the edge server wants {shown} to run on this machine"
                 raise InvalidInput(f"{what}.name", problem, f"If you trust it, say so: --allow {shown}")
-        # Also here, not only where settings are sent: a path is where samples are read and caches are written.
+        # Also here, not only in `to_json`: a server must not choose where samples are read and caches are written.
         own = data.model_copy(update=LOCAL)
         return cls(recipe.model_copy(update={"data": own}), seed, devices, test_samples)
 
@@ -103,12 +103,12 @@ class Terms:
 
     @property
     def names(self) -> list[str]:
-        """What devices are called, in their certificates too."""
+        """The names of devices, which are also those in their certificates."""
         return self.recipe.deploy.devices or [f"device-{k + 1}" for k in range(self.devices)]
 
     @property
     def floor(self) -> int:
-        """The least cut of any device."""
+        """The smallest cut of any device."""
         return self.recipe.deploy.cut_floor
 
     @property
@@ -118,7 +118,7 @@ class Terms:
 
     @property
     def optimizer(self) -> OptimizerSettings:
-        """How weights follow gradients."""
+        """The settings of the optimiser."""
         return optimizer_settings(self.recipe.training)
 
     def model(self, seed: int | None = None) -> tuple[SplitModel, Tensor]:
@@ -130,12 +130,12 @@ class Terms:
         return model, example
 
     def classes(self, model: SplitModel, example: Tensor) -> int:
-        """Return how many classes the model tells apart."""
+        """Return the number of the model's classes."""
         return classes_of(model, example)
 
 
 def check_rules(recipe: Recipe) -> None:
-    """Refuse what cannot be deployed."""
+    """Reject recipes that cannot be deployed."""
     check_training(recipe.training)
     rules, training = recipe.deploy, recipe.training
     for k, name in enumerate(rules.devices or ()):

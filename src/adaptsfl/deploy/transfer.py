@@ -1,4 +1,4 @@
-"""Bytes in chunks: sent piece by piece, received into memory that was promised before, and timed."""
+"""Transfers bytes in chunks, checks them against the announced size, and measures the rate."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,21 +7,21 @@ from typing import Any
 
 from adaptsfl.errors import BadMessage
 
-# The largest message that any party takes: one chunk, or a header with its settings. It is what gRPC takes by itself.
+# The largest message that any party accepts: one chunk, or a header with its settings. It is gRPC's default.
 LARGEST_MESSAGE = 2**22
-# Every message takes a turn of the event loop at both ends, so most tensors should be one.
+# Every message costs an iteration of the event loop at both ends, so most tensors should fit into one.
 CHUNK_BYTES = LARGEST_MESSAGE - 2**10
-SHORTEST_S = 2e-3  # what took less was our own doing, and says nothing about a link
+SHORTEST_S = 2e-3  # shorter times are overhead of this process, and say nothing about a link
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Bytes of something larger. On the wire it is the message whose field `chunk` is set, whatever its type.
+    """A part of a larger body of bytes. On the wire it is a message of any type whose field `chunk` is set.
 
-    Protobuf would copy the bytes three times on either side, which is most of what a round costs beside the network.
+    Protobuf would copy the bytes three times on either side, which is most of the cost of a round beside the network.
 
     Attributes:
-        parts: what the bytes are put together from.
+        parts: the pieces of memory whose concatenation is the chunk.
     """
 
     parts: tuple[memoryview | bytes, ...]
@@ -32,7 +32,7 @@ class Chunk:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
     def WhichOneof(self, _group: str) -> str:  # noqa: N802 (as messages have it)
-        """Return which of a message's fields this is."""
+        """Return the name of the message's field that is set."""
         return "chunk"
 
     def __getattr__(self, name: str) -> Any:
@@ -42,7 +42,7 @@ class Chunk:
 
 
 def chunks(*data: memoryview | bytes) -> Iterator[Chunk]:
-    """Yield the bytes of all of these in order, in chunks."""
+    """Yield the bytes of all arguments in order, in chunks."""
     parts: list[memoryview] = []
     room = CHUNK_BYTES
     for one in data:
@@ -59,7 +59,7 @@ def chunks(*data: memoryview | bytes) -> Iterator[Chunk]:
 
 
 def serializer(kind: Any) -> Callable[[Any], bytes]:
-    """Return what turns messages of a type, and chunks in their place, into bytes."""
+    """Return a function that turns messages of a type, or chunks in their place, into bytes."""
     tag = _chunk_tag(kind)
 
     def serialize(message: Any) -> bytes:
@@ -71,11 +71,11 @@ def serializer(kind: Any) -> Callable[[Any], bytes]:
 
 
 def parser(kind: Any) -> Callable[[bytes], Any]:
-    """Return what reads messages of a type: a message that is nothing but a chunk comes out as one."""
+    """Return a function that parses messages of a type; it returns a message that is only a chunk as `Chunk`."""
     tag = _chunk_tag(kind)
 
     def parse(data: bytes) -> Any:
-        for size in range(2, 5):  # the chunk's length has as many bytes as it needs, up to four
+        for size in range(2, 5):  # the length of the chunk takes up to four bytes
             length = len(data) - 1 - size
             if length > 0 and data.startswith(tag + _varint(length)) and len(_varint(length)) == size:
                 return Chunk((memoryview(data)[1 + size :],))
@@ -85,13 +85,13 @@ def parser(kind: Any) -> Callable[[bytes], Any]:
 
 
 def _chunk_tag(kind: Any) -> bytes:
-    """Return the byte before a chunk in a message of this type; nothing if it may hold something else beside it."""
+    """Return the tag byte before a chunk in a message of this type; empty if the message may hold other fields too."""
     field = kind.DESCRIPTOR.fields_by_name.get("chunk")
     return b"" if field is None or field.containing_oneof is None else bytes([field.number << 3 | 2])
 
 
 def _varint(number: int) -> bytes:
-    """Return a length as protobuf writes it: seven bits to a byte, the lowest first, the last without a mark."""
+    """Return a length as protobuf's varint: seven bits per byte, lowest first, the high bit clear in the last byte."""
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
@@ -101,14 +101,14 @@ def _varint(number: int) -> bytes:
 
 
 class Meter:
-    """How fast bytes come: made when what announces them has come.
+    """Measures the rate of incoming bytes; created when their announcement arrives.
 
-    That was sent just before them. So the time from there to the last byte is what all of them took, headers and
-    encryption included, whatever the two clocks say and however long a single byte is on its way.
+    The sender sends the announcement just before the bytes. So the time from its arrival to that of the last byte is
+    the transfer time, with headers and encryption; it depends neither on the two clocks nor on the latency.
 
     Attributes:
-        size: of what has come.
-        came: when the last of it did.
+        size: the number of bytes received.
+        came: when the last of them arrived.
     """
 
     def __init__(self) -> None:
@@ -116,26 +116,26 @@ class Meter:
         self._began = self.came = time.perf_counter()
 
     def count(self, size: int) -> None:
-        """Take note of a chunk."""
+        """Count a chunk."""
         self.size += size
         self.came = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """From the announcement to the last chunk so far."""
+        """The time from the announcement to the last chunk so far."""
         return self.came - self._began
 
     @property
     def bps(self) -> float:
-        """Bits per second; 0 if it went too fast to say."""
+        """Bits per second; 0 if the time is too short to measure."""
         return 8 * self.size / self.seconds if self.seconds > SHORTEST_S else 0.0
 
 
 class Incoming(Meter):
-    """Bytes on their way in, at first all missing; memory is taken as they come, not as they are announced.
+    """Collects incoming bytes; memory is allocated as they arrive, not when they are announced.
 
     Attributes:
-        data: what has come.
+        data: the bytes received.
     """
 
     def __init__(self, size: int) -> None:
@@ -145,13 +145,13 @@ class Incoming(Meter):
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes have come."""
+        """Whether all bytes have arrived."""
         return self.size == self.announced
 
     def add(self, chunk: memoryview | bytes) -> None:
-        """Take the next chunk."""
+        """Add the next chunk."""
         missing = self.announced - self.size
-        # No other size, or a sender could make many messages of few bytes.
+        # Other sizes are rejected: a sender could make many messages of few bytes.
         if not missing or len(chunk) != min(CHUNK_BYTES, missing):
             raise BadMessage(f"a chunk of {len(chunk)} bytes came where {missing} were missing")
         self.data += chunk

@@ -1,4 +1,4 @@
-"""All parties on this machine, each a process of its own: for a first try, and for tests."""
+"""Runs all parties on this machine, each as a process of its own: for a first try, and for tests."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from types import FrameType
 from adaptsfl.deploy.security.certs import make_certificates
 from adaptsfl.errors import RunFailed
 
-TIMEOUT_S = 10.0  # for a party to end by itself once it is told to
+TIMEOUT_S = 10.0  # for a party to end by itself after a signal
 
-Say = Callable[[str, str], None]  # the party's name, and what it says
+Say = Callable[[str, str], None]  # the party's name, and a line of its output
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -43,14 +43,14 @@ class LocalFleet:
         self.edge, self.fed = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self.certs = folder / "certs"
         self.processes: dict[str, subprocess.Popen[str]] = {}
-        self._last_lines: dict[str, str] = {}  # the last line of each
+        self._last_lines: dict[str, str] = {}  # the last line of each party's output
         self.names = [f"device-{k + 1}" for k in range(devices)]
         make_certificates(self.certs, self.names)
 
     def command(self, party: str) -> list[str]:
         """Return the command line of a party."""
         common = ["--certs", str(self.certs)]
-        # Whatever names the recipe has, these are other devices.
+        # These names replace the recipe's.
         recipe = [str(self.recipe), "--set", f"fleet.devices={self.devices}"]
         recipe += ["--set", f"deploy.devices={json.dumps(self.names)}"]
         for text in self.more:
@@ -85,7 +85,7 @@ class LocalFleet:
             stdin=subprocess.DEVNULL,
             text=True,
             env={**os.environ, **threads},
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            start_new_session=True,  # this process passes Ctrl-C on
         )
         self.processes[party] = process
         threading.Thread(target=self._relay, args=(party, process), daemon=True).start()
@@ -98,12 +98,12 @@ class LocalFleet:
                 self.say(party, line.rstrip())
 
     def start_all(self) -> None:
-        """Start everybody."""
+        """Start all parties."""
         for party in ("fed", "edge", *self.names):
             self.start(party)
 
     def wait(self) -> None:
-        """Wait until the edge server has ended, then until all have; say so if a server failed."""
+        """Wait until the edge server has ended, then until all parties have; report if a server failed."""
         while self.processes["edge"].poll() is None:
             for server in ("edge", "fed"):
                 code = self.processes[server].poll()
@@ -112,7 +112,7 @@ class LocalFleet:
                         "Fleet", f"the {server} server ended with code {code}: {self._last_lines.get(server, '')}"
                     )
             codes = [process.poll() for name, process in self.processes.items() if name.startswith("device")]
-            if None not in codes and 0 not in codes:  # 0: it was told that the run is over
+            if None not in codes and 0 not in codes:  # 0: the device was informed that the run is over
                 self._settle("edge")
                 if self.processes["edge"].poll() is None:
                     lines = {self._last_lines.get(name, "") for name in self.processes if "device" in name}
@@ -132,7 +132,7 @@ class LocalFleet:
             return
 
     def stop(self) -> None:
-        """End whoever still runs, devices first."""
+        """End all parties that still run, devices first."""
         for process in reversed(self.processes.values()):
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -149,7 +149,7 @@ class LocalFleet:
 def fleet_up(
     recipe: Path, devices: int, folder: Path, say: Say, *, status_port: int = 0, more: list[str] | None = None
 ) -> Iterator[LocalFleet]:
-    """Start all parties; end those who still run at the end."""
+    """Start all parties; at the end, stop those that still run."""
     fleet = LocalFleet(recipe, devices, folder, say, status_port=status_port, more=more or [])
     with _ended_by_sigterm():
         try:
@@ -161,7 +161,7 @@ def fleet_up(
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does: else this process would end, and leave all others behind."""
+    """Handle SIGTERM like Ctrl-C: else this process would end, and the parties would run on."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

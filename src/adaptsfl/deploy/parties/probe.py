@@ -1,4 +1,4 @@
-"""How fast links are, measured by sending bytes there and back."""
+"""Measures the rates of links by sending bytes there and back."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from adaptsfl.deploy.transfer import CHUNK_BYTES, Incoming
 from adaptsfl.deploy.wire_pb2 import Echo
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
 
-# Sent there and back to measure a link: a little at first, and more while that takes too short a time to trust.
+# Bytes sent there and back to measure a link: few at first, and more while the time is too short for a measurement.
 FIRST_BYTES, MOST_BYTES = 2**16, ECHO_BYTES
 LONG_ENOUGH_S = 0.2
 ECHO_TIMEOUT_S = 120.0
@@ -20,7 +20,7 @@ ECHO_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class LinkRates:
-    """Bits per second; 0 where a link is too fast to say."""
+    """Bits per second; 0 where a link is too fast to be measured."""
 
     uplink: float
     downlink: float
@@ -29,7 +29,7 @@ class LinkRates:
 async def probe_links(
     servers: Mapping[Literal["edge", "fed"], str], credentials: Credentials | None, party: Party
 ) -> dict[str, LinkRates]:
-    """Measure the links to servers that are there now, one after the other."""
+    """Measure the links to running servers, one after the other."""
     found = {}
     for role, address in servers.items():
         async with open_channel(address, role, credentials, party, OPTIONS) as channel:
@@ -42,10 +42,10 @@ async def probe_links(
 
 
 async def measure_link(calls: Calls, *, wait: bool = True) -> LinkRates:
-    """Send bytes to a server and have as many back: as many as it takes to say how fast that goes.
+    """Send bytes to a server that returns as many; send more until the time is long enough to measure.
 
     Args:
-        wait: for a server that is not there yet.
+        wait: whether to wait for a server that does not run yet.
     """
     size = FIRST_BYTES
     while True:
@@ -56,10 +56,10 @@ async def measure_link(calls: Calls, *, wait: bool = True) -> LinkRates:
 
 
 async def _there_and_back(calls: Calls, size: int, *, wait: bool) -> tuple[LinkRates, float]:
-    """Return both rates, and the seconds of the quicker of the two ways."""
+    """Return both rates, and the seconds of the faster direction."""
 
     async def sent() -> AsyncIterator[Echo]:
-        yield Echo()  # from its arrival on the time counts
+        yield Echo()  # the time counts from its arrival
         for start in range(0, size, CHUNK_BYTES):
             yield Echo(chunk=bytes(min(CHUNK_BYTES, size - start)))
 

@@ -1,4 +1,4 @@
-"""Starting one party in this process, and ending it cleanly."""
+"""Starts one party in this process, and ends it cleanly."""
 
 import asyncio
 import ctypes
@@ -22,18 +22,18 @@ from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import Stopped
 from adaptsfl.files import held
 
-# Of one connection: calls at a time, how long it may take to say who it is, and how long it may stay without a call.
+# Limits of one connection: concurrent calls, handshake timeout, and how long it may stay without a call.
 CONNECTIONS = (
     ("grpc.max_concurrent_streams", 16),
     ("grpc.server_handshake_timeout_ms", 30_000),
     ("grpc.max_connection_idle_ms", 300_000),
 )
-SHUTDOWN_S = 3.0  # for what was sent last to arrive
+SHUTDOWN_S = 3.0  # for the last messages to arrive
 SETTLE_S = 0.1  # for gRPC's own tasks, which print a traceback if the loop ends before them
-# A server that was away is found again soon after it is back; by default that may take two minutes.
+# Reconnect soon after a server is restarted; by default that may take two minutes.
 RECONNECTING = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5_000))
 
-# As malloc.h of the GNU C library numbers them: what is smaller is not given back, nor is the rest up to so much.
+# Options of `mallopt` in malloc.h of glibc: smaller blocks stay on the heap, which keeps up to so many free bytes.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_MEMORY = ((M_MMAP_THRESHOLD, 2**25), (M_TRIM_THRESHOLD, 2**28))
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 async def serve_fed(recipe: Recipe, address: str, credentials: Credentials | None, folder: Path, say: Say) -> None:
-    """Serve until the model is put together."""
+    """Serve until the complete model is written."""
 
     async def work() -> None:
         fed = FedServer(Terms.of(recipe), folder, say)
@@ -136,18 +136,18 @@ async def _serving(
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep memory that it frees: the next round needs as much.
+    """Make this process keep memory that it frees: the next round needs as much.
 
     Where a round moves much and computes little, getting new pages from the system costs as much as filling them.
     """
-    with suppress(OSError, AttributeError):  # another system, or another library for memory
+    with suppress(OSError, AttributeError):  # another operating system or C library
         mallopt = ctypes.CDLL(None).mallopt
         for setting, size in KEPT_MEMORY:
             mallopt(setting, size)
 
 
 async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
-    """Do the work; Ctrl-C and SIGTERM end it in order."""
+    """Do the work; Ctrl-C and SIGTERM end it cleanly."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     stopped: list[str] = []
 

@@ -1,11 +1,11 @@
-"""What the protocol wants to be done. The conductor carries actions out in their order, without asking back."""
+"""The protocol's actions. The conductor carries them out in their order, and returns no result."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Action:
-    """Anything that is to be done."""
+    """Base class of all actions."""
 
 
 # --- messages to devices ---
@@ -65,7 +65,7 @@ class SendEvaluate(Action):
 
 @dataclass(frozen=True)
 class SendDeliver(Action):
-    """Ask a device to take its layers to the fed server."""
+    """Ask a device to deliver its layers to the fed server."""
 
     connection: int
     attempt: int
@@ -84,8 +84,8 @@ class Close(Action):
     """End a connection.
 
     Attributes:
-        reason: what the device is told; if empty, what was sent before still gets there.
-        violation: whether the device broke the protocol, which counts.
+        reason: the error that is sent to the device; if empty, the messages sent before are still delivered.
+        violation: whether the device broke the protocol; violations are counted.
     """
 
     connection: int
@@ -98,7 +98,7 @@ class Close(Action):
 
 @dataclass(frozen=True)
 class GiveLayers(Action):
-    """Begin a device's layers above its cut as they were when the block began."""
+    """Initialise a device's layers above its cut with the weights with which the block began."""
 
     attempt: int
     device: int
@@ -136,7 +136,7 @@ class TrainRound(Action):
     """Train a round with the activations of these devices.
 
     Attributes:
-        everybody: whether nobody was waited for in vain: then all time since the last arrival is the server's own.
+        everybody: whether every awaited device has sent: then all time since the last arrival is the server's own.
     """
 
     attempt: int
@@ -174,7 +174,7 @@ class Reopen(Action):
 
 @dataclass(frozen=True)
 class DeliverOwn(Action):
-    """Take a device's layers above its cut to the fed server."""
+    """Deliver a device's layers above its cut to the fed server."""
 
     attempt: int
     device: int
@@ -183,7 +183,7 @@ class DeliverOwn(Action):
 
 @dataclass(frozen=True)
 class Average(Action):
-    """Have the layers of these devices averaged."""
+    """Have the fed server average the layers of these devices."""
 
     attempt: int
     devices: tuple[int, ...]
@@ -208,7 +208,7 @@ class Diverged(Action):
 
 @dataclass(frozen=True)
 class EndShutdown(Action):
-    """Nobody is left who should hear that the run is over."""
+    """End the wait for devices that should be informed that the run is over."""
 
 
 # --- what people see ---
@@ -216,7 +216,7 @@ class EndShutdown(Action):
 
 @dataclass(frozen=True)
 class Show(Action):
-    """Show how these devices are."""
+    """Update the status display of these devices."""
 
     devices: tuple[int, ...]
 

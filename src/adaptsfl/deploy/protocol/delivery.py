@@ -1,6 +1,6 @@
-"""The end of a block: everybody's layers get to the fed server, and are averaged there.
+"""The end of a block: all layers are delivered to the fed server, and averaged there.
 
-Whoever is lost on the way, device or fed server, it is done in the end, by all who are still there.
+If devices are lost or the fed server restarts meanwhile, the block still ends, with the devices that remain.
 """
 
 from adaptsfl.deploy.protocol import actions as do
@@ -8,18 +8,18 @@ from adaptsfl.deploy.protocol import events as on
 from adaptsfl.deploy.protocol.membership import admit_waiting, reopen, send_away
 from adaptsfl.deploy.protocol.state import BlockState, State
 
-FIRST_CHECK_S, LONGEST_CHECK_S = 0.5, 5.0  # after which the fed server is asked whether it still knows the block
+FIRST_CHECK_S, LONGEST_CHECK_S = 0.5, 5.0  # pauses between checks whether the fed server still knows the block
 
 
 def begin(state: State, block: BlockState, now: float) -> None:
-    """Ask all who are here for their layers, and bring the edge server's part of them meanwhile."""
+    """Ask all connected devices to deliver their layers, and deliver the edge server's part meanwhile."""
     _wait_anew(state, block, now)
     _ask(state, block)
     _deliver_own(state, block, block.trained)
 
 
 def _wait_anew(state: State, block: BlockState, now: float) -> None:
-    """Wait for layers, for as long as the deadline allows."""
+    """Wait for layers, with a new deadline."""
     block.phase, deliveries = "delivering", block.deliveries
     deliveries.deadline = now + state.rules.round_deadline_s
     deliveries.pause_s, deliveries.check_at = FIRST_CHECK_S, now + FIRST_CHECK_S
@@ -33,7 +33,7 @@ def _ask(state: State, block: BlockState) -> None:
 
 
 def _deliver_own(state: State, block: BlockState, devices: set[int]) -> None:
-    """Bring these devices' layers above their cuts, one delivery per device at a time."""
+    """Deliver these devices' layers above their cuts, one delivery per device at a time."""
     deliveries = block.deliveries
     for number in sorted(devices - deliveries.own - set(deliveries.sending)):
         deliveries.sending[number] = True
@@ -41,10 +41,10 @@ def _deliver_own(state: State, block: BlockState, devices: set[int]) -> None:
 
 
 def settle_delivering(state: State, block: BlockState, now: float) -> None:
-    """Have layers averaged once all who are here have delivered, or the deadline has passed and enough have."""
+    """Have layers averaged once all connected devices have delivered, or the deadline has passed and a quorum has."""
     deliveries = block.deliveries
     here = {device.number for device in state.holding()}
-    # Those who took part in the last round count; if too few of them are left, whoever is here.
+    # Devices of the last round count; if too few of them are left, all connected devices that hold layers do.
     counted = here & block.trained if len(here & block.trained) >= state.rules.quorum else here
     done = deliveries.by_devices & counted
     if len(done) >= state.rules.quorum and (done == counted or now >= deliveries.deadline):
@@ -56,7 +56,7 @@ def settle_delivering(state: State, block: BlockState, now: float) -> None:
             state.emit(do.Average(block.attempt, deliveries.chosen))
         return
     state.emit(do.WaitFor("the devices' layers"))
-    if now >= deliveries.check_at:  # perhaps it is the fed server that keeps them waiting
+    if now >= deliveries.check_at:  # the devices may be waiting for the fed server
         deliveries.pause_s = min(2 * deliveries.pause_s, LONGEST_CHECK_S)
         deliveries.check_at = now + deliveries.pause_s
         reopen(state, block)
@@ -65,18 +65,18 @@ def settle_delivering(state: State, block: BlockState, now: float) -> None:
 
 
 def delivered(state: State, event: on.Delivered, now: float) -> None:
-    """Take note that a device has brought its layers."""
+    """Record that a device has delivered its layers."""
     state.useless(event.connection)
     device, block = state.current(event.connection, event.attempt), state.block
     if device is None or block is None or not block.closing:
         return
-    if device.number not in block.deliveries.by_devices:  # else it could put off the check for ever
+    if device.number not in block.deliveries.by_devices:  # repeated reports must not postpone the check for ever
         block.deliveries.by_devices.add(device.number)
-        block.deliveries.check_at = now + block.deliveries.pause_s  # so the fed server knows the block
+        block.deliveries.check_at = now + block.deliveries.pause_s  # the fed server knows the block
 
 
 def reopened(state: State, event: on.Reopened, now: float) -> None:
-    """Go on once the fed server knows the block; if it had forgotten it, everybody delivers once more."""
+    """Go on once the fed server knows the block; if it had forgotten the block, all devices deliver again."""
     block = state.block
     if block is None or block.attempt != event.attempt:
         return
@@ -92,14 +92,14 @@ def reopened(state: State, event: on.Reopened, now: float) -> None:
 
 
 def own_delivered(state: State, event: on.OwnDelivered, _now: float) -> None:
-    """Take note that the edge server has brought a device's layers, unless they are of no use any more."""
+    """Record that the edge server has delivered a device's layers, unless the delivery has become obsolete."""
     block = state.block
     if block is not None and block.attempt == event.attempt and block.deliveries.sending.pop(event.device, False):
         block.deliveries.own.add(event.device)
 
 
 def own_refused(state: State, event: on.OwnRefused, _now: float) -> None:
-    """Go on without a device whose layers cannot be averaged; should it come back, it begins with the block's."""
+    """Go on without a device whose layers cannot be averaged; if it reconnects, it begins with the block's layers."""
     block, device = state.block, state.devices[event.device]
     if block is None or block.attempt != event.attempt:
         return
@@ -112,7 +112,7 @@ def own_refused(state: State, event: on.OwnRefused, _now: float) -> None:
 
 
 def block_forgotten(state: State, event: on.BlockForgotten, now: float) -> None:
-    """Tell a fed server of the block that was restarted."""
+    """Open the block again at a fed server that was restarted."""
     block = state.block
     if block is None or block.attempt != event.attempt:
         return
@@ -124,13 +124,13 @@ def block_forgotten(state: State, event: on.BlockForgotten, now: float) -> None:
 
 
 def not_delivered(state: State, event: on.NotDelivered, now: float) -> None:
-    """Send those away whose layers are not where they said, and ask the others again."""
+    """Disconnect devices that reported a delivery which the fed server does not have, and ask the others again."""
     block = state.block
     if block is None or block.attempt != event.attempt or block.phase != "averaging":
         return
     _wait_anew(state, block, now)
     if block.reopening or block.deliveries.forgotten != block.deliveries.asked:
-        return  # it may be the fed server that lost them, and then they are asked again
+        return  # the fed server may have lost the layers; then all devices are asked again
     for device in [state.devices[number] for number in event.devices]:
         block.deliveries.by_devices.discard(device.number)
         device.failed_to_deliver()
@@ -140,7 +140,7 @@ def not_delivered(state: State, event: on.NotDelivered, now: float) -> None:
 
 
 def averaged(state: State, event: on.Averaged, _now: float) -> None:
-    """End the block, and remember who held up the others: whoever does so again and again is shut out."""
+    """End the block, and count the devices that did not deliver; a device that does so repeatedly is shut out."""
     block = state.block
     if block is None or block.attempt != event.attempt or block.phase != "averaging":
         return

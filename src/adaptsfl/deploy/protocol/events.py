@@ -1,4 +1,4 @@
-"""What can happen to the edge server. Devices and connections are numbers; a block is known by its attempt."""
+"""The edge server's events. Devices and connections are numbers; `attempt` identifies a block."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,12 +8,12 @@ Purpose = Literal["round", "evaluation", "estimation"]
 
 @dataclass(frozen=True)
 class Event:
-    """Anything that happens."""
+    """Base class of all events."""
 
 
 @dataclass(frozen=True)
 class DeadlinePassed(Event):
-    """The time has come that the protocol asked to be called at."""
+    """The time `wake_at`, which the protocol has set, has come."""
 
 
 # --- connections ---
@@ -38,7 +38,7 @@ class Ready(Event):
 
 @dataclass(frozen=True)
 class Closing(Event):
-    """This side is ending a connection, for a reason that the protocol does not know."""
+    """The edge server is ending a connection, for a reason outside the protocol."""
 
     connection: int
 
@@ -59,7 +59,7 @@ class Disconnected(Event):
 
 @dataclass(frozen=True)
 class Violated(Event):
-    """A device broke the protocol, in whichever call."""
+    """A device broke the protocol, in any call."""
 
     device: int
     reason: str
@@ -67,7 +67,7 @@ class Violated(Event):
 
 @dataclass(frozen=True)
 class GaveUp(Event):
-    """A device says that it cannot go on; `diverged` if its layers or activations contain NaN or infinity."""
+    """A device reports that it cannot go on; `diverged` if its layers or activations contain NaN or infinity."""
 
     connection: int
     reason: str
@@ -79,11 +79,11 @@ class GaveUp(Event):
 
 @dataclass(frozen=True)
 class Activations(Event):
-    """Activations of a device have arrived whole.
+    """Activations of a device have arrived completely.
 
     Attributes:
-        number: the round, or of an evaluation the mini-batch.
-        batches: how many mini-batches the device evaluates on.
+        number: the round; in an evaluation, the number of the mini-batch.
+        batches: the number of mini-batches on which the device evaluates.
     """
 
     connection: int
@@ -95,14 +95,14 @@ class Activations(Event):
 
 @dataclass(frozen=True)
 class StaleActivations(Event):
-    """Activations of a block that is over have arrived, and were thrown away."""
+    """Activations of a block that is over have arrived, and were discarded."""
 
     connection: int
 
 
 @dataclass(frozen=True)
 class NotFinite(Event):
-    """What a device has sent for a block contains NaN or infinity, or leads to it."""
+    """Data that a device has sent for a block contain NaN or infinity, or lead to it."""
 
     device: int
     attempt: int
@@ -110,7 +110,7 @@ class NotFinite(Event):
 
 @dataclass(frozen=True)
 class Delivered(Event):
-    """A device says that its layers are at the fed server."""
+    """A device reports that it has delivered its layers to the fed server."""
 
     connection: int
     attempt: int
@@ -124,10 +124,10 @@ class BlockOpened(Event):
     """The fed server knows a block, and the edge server has placed its layers.
 
     Attributes:
-        rounds: none in the block at a run's end, in which the model is only evaluated.
-        cuts: one per device of the fleet, also for those who may still come.
-        planned: how many devices it was planned for.
-        evaluate: whether devices evaluate the model with which it begins.
+        rounds: their number; 0 in the last block of a run, which only evaluates the model.
+        cuts: one per device of the fleet, also for devices that are not connected.
+        planned: the number of devices for which it was planned.
+        evaluate: whether devices evaluate the model with which the block begins.
         estimate: whether batch-norm's statistics are estimated before that.
         result_wanted: whether the evaluation's result is wanted; if not, only the statistics are.
     """
@@ -161,7 +161,7 @@ class RoundTrained(Event):
 
 @dataclass(frozen=True)
 class RoundRejected(Event):
-    """Nothing was trained: activations of these devices led to NaN, infinity or absurd losses."""
+    """A round was not trained: activations of these devices led to NaN, infinity or absurd losses."""
 
     attempt: int
     round: int
@@ -170,7 +170,7 @@ class RoundRejected(Event):
 
 @dataclass(frozen=True)
 class BatchEvaluated(Event):
-    """A mini-batch of test samples was evaluated: samples recognised, the sum of losses, the number of samples."""
+    """A mini-batch of test samples was evaluated: correctly classified samples, sum of losses, number of samples."""
 
     attempt: int
     device: int
@@ -191,8 +191,8 @@ class MomentsMerged(Event):
     """The estimation of batch-norm's statistics has ended.
 
     Attributes:
-        merged: whether the fed server has merged them; if not there is no evaluation.
-        missing: devices whose moments were not at the fed server.
+        merged: whether the fed server has merged the statistics; if not, there is no evaluation.
+        missing: devices whose moments the fed server does not have.
     """
 
     attempt: int
@@ -205,7 +205,7 @@ class MomentsMerged(Event):
 
 @dataclass(frozen=True)
 class Reopened(Event):
-    """The fed server knows the block; `forgotten` if it had to be told again, and has lost all deliveries."""
+    """The fed server knows the block; `forgotten` if the block had to be opened again: all deliveries are lost."""
 
     attempt: int
     forgotten: bool
@@ -221,7 +221,7 @@ class OwnDelivered(Event):
 
 @dataclass(frozen=True)
 class OwnRefused(Event):
-    """A device's layers above its cut cannot be averaged: what it sent has ruined them."""
+    """A device's layers above its cut cannot be averaged: the data that it sent made them unusable."""
 
     attempt: int
     device: int
@@ -233,7 +233,7 @@ class BlockForgotten(Event):
     """The fed server does not know the block: it was restarted.
 
     Attributes:
-        device: whose layers above the cut were being delivered; None if it was asked to average.
+        device: the device whose layers above the cut were being delivered; None if the call was to average.
     """
 
     attempt: int
@@ -253,7 +253,7 @@ class Averaged(Event):
     """The fed server has averaged the layers of a block.
 
     Attributes:
-        version: of the averaged layers.
+        version: the version of the averaged layers.
         divergence: ‖w_i − w̄‖/‖w̄‖ of layers 1 … L_c before they were averaged, the mean over devices; empty if not
             measured.
     """
@@ -271,9 +271,9 @@ class RunOver(Event):
     """The run is over.
 
     Attributes:
-        expected: devices that should hear of it, also if they are away for a moment.
+        expected: devices that should be informed, even if they are not connected now.
         shutdown_s: how long to wait for them.
-        preparing_s: how long beyond that for those who are connected, but do not read yet.
+        preparing_s: how much longer to wait for devices that are connected, but do not read messages yet.
     """
 
     reason: str

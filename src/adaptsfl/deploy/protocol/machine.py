@@ -1,4 +1,4 @@
-"""The state machine: every event goes to one function, then the protocol looks whether it can go on."""
+"""The state machine: one function handles each event, then the protocol checks whether its phase is complete."""
 
 import math
 from collections.abc import Callable
@@ -46,14 +46,14 @@ class EdgeProtocol(State):
     """The protocol of one run.
 
     Args:
-        names: of all devices, in the fleet's order.
+        names: the names of all devices, in the fleet's order.
 
-    It knows no time of its own: `now` is any clock that never goes back. If nothing happens until `wake_at`, whoever
-    drives it hands in `DeadlinePassed`.
+    It has no clock of its own: `now` is any clock that never goes back. If no event comes until `wake_at`, the caller
+    hands in `DeadlinePassed`.
     """
 
     def handle(self, event: events.Event, now: float) -> list[Action]:
-        """Take in an event; return what is to be done, in this order."""
+        """Handle an event; return the actions to carry out, in this order."""
         if not isinstance(event, events.DeadlinePassed):
             TRANSITIONS[type(event)](self, event, now)
         self.wake_at = math.inf
@@ -72,6 +72,6 @@ class EdgeProtocol(State):
         return self.current(connection, attempt) is not None
 
     def may_start(self, now: float, deadline: float) -> bool:
-        """Whether a run may begin: with all devices that can take part, after a while with as many as are needed."""
+        """Whether a run may begin: with all devices that can take part, or after the deadline with a quorum."""
         able = sum(not (device.gave_up or device.quarantined) for device in self.devices)
         return self.enough() and (len(self.here()) >= able or now >= deadline)

@@ -1,4 +1,4 @@
-"""Connections come and go: who is here, who is given layers and a plan, who is shut out."""
+"""Membership: devices connect and disconnect, receive layers and a plan, or are shut out."""
 
 from adaptsfl.checks import printable
 from adaptsfl.deploy.protocol import actions as do
@@ -7,11 +7,11 @@ from adaptsfl.deploy.protocol.state import BlockState, Connection, DeviceState, 
 
 
 def hello(state: State, event: on.Hello, _now: float) -> None:
-    """Welcome a device. Nothing else is sent to it, and nobody waits for it, before it is ready."""
+    """Welcome a device. Before it is ready, no plan is sent to it, and no round waits for it."""
     device = state.devices[event.device]
     connection = Connection(event.connection, event.device, event.attempt)
     state.connections[event.connection] = connection
-    if device.quarantined:  # since it has called
+    if device.quarantined:  # shut out since the call began
         state.close(connection.number, f"{device.name} is shut out: {device.last_error}")
         return
     state.close(device.connection, f"{device.name} has connected anew")
@@ -22,7 +22,7 @@ def hello(state: State, event: on.Hello, _now: float) -> None:
 
 
 def ready(state: State, event: on.Ready, _now: float) -> None:
-    """Count a device among those who are here, and tell it what the others are doing."""
+    """Count a device as connected and ready, and admit it to the block under way."""
     connection, block = state.connections.get(event.connection), state.block
     if connection is None or connection.closing:
         return
@@ -30,7 +30,7 @@ def ready(state: State, event: on.Ready, _now: float) -> None:
     if device.newest != connection.number:
         state.close(connection.number, f"{device.name} has connected anew")
         return
-    if device.quarantined:  # since it said hello
+    if device.quarantined:  # shut out since its `Hello`
         state.close(connection.number, f"{device.name} is shut out: {device.last_error}")
         return
     device.samples, device.connection = event.samples, connection.number
@@ -40,7 +40,7 @@ def ready(state: State, event: on.Ready, _now: float) -> None:
     if state.shutdown is not None:
         send_stop(state, connection)
     elif block is not None and device.attempt != block.attempt and device.admission != "giving":
-        device.admission = "reopening"  # it will ask the fed server for layers
+        device.admission = "reopening"  # it will fetch layers from the fed server
         reopen(state, block)
     else:
         admit(state, device)
@@ -54,7 +54,7 @@ def reopen(state: State, block: BlockState) -> None:
 
 
 def admit(state: State, device: DeviceState) -> None:
-    """Tell a device that has come, or come back, what the others are doing; once per connection and block."""
+    """Give a device layers of the block if it has none, or send it the plan, once per connection and block."""
     block, connection = state.block, state.live(device)
     if block is None or connection is None or connection.planned == block.attempt or device.admission == "giving":
         return
@@ -82,7 +82,7 @@ def admit(state: State, device: DeviceState) -> None:
 
 
 def _give_layers(state: State, device: DeviceState, block: BlockState) -> None:
-    """Let a device begin with the block's layers; what it did in the block before it was lost counts no more."""
+    """Restart a device with the block's layers; its earlier work in the block is discarded."""
     if block.round is not None:
         block.round.leave_out(device.number)
     block.trained.discard(device.number)
@@ -92,7 +92,7 @@ def _give_layers(state: State, device: DeviceState, block: BlockState) -> None:
 
 
 def layers_given(state: State, event: on.LayersGiven, _now: float) -> None:
-    """Send the plan to a device whose layers are here."""
+    """Send the plan to a device whose layers the edge server now holds."""
     device, block = state.devices[event.device], state.block
     if block is not None and block.attempt == event.attempt and device.admission == "giving":
         device.attempt, device.admission = block.attempt, ""
@@ -100,7 +100,7 @@ def layers_given(state: State, event: on.LayersGiven, _now: float) -> None:
 
 
 def admit_waiting(state: State) -> None:
-    """Give layers to those who waited until the fed server knows the block."""
+    """Give layers to the devices that waited until the fed server knew the block."""
     for device in state.devices:
         if device.admission == "reopening":
             device.admission = ""
@@ -108,14 +108,14 @@ def admit_waiting(state: State) -> None:
 
 
 def closing(state: State, event: on.Closing, _now: float) -> None:
-    """Count on a connection no more that is being ended."""
+    """Mark a connection as closing."""
     connection = state.connections.get(event.connection)
     if connection is not None:
         connection.closing = True
 
 
 def disconnected(state: State, event: on.Disconnected, _now: float) -> None:
-    """Forget a connection; what its device holds of the block is kept, unless it broke the protocol."""
+    """Remove a connection; its device keeps its layers of the block, unless it broke the protocol."""
     connection = state.connections.pop(event.connection, None)
     if connection is None:
         return
@@ -147,7 +147,7 @@ def send_away(state: State, device: DeviceState) -> None:
 
 
 def gave_up(state: State, event: on.GaveUp, _now: float) -> None:
-    """Let a device go that cannot go on."""
+    """Disconnect a device that cannot go on."""
     connection = state.connections.get(event.connection)
     if connection is None:
         return
@@ -181,7 +181,7 @@ def run_over(state: State, event: on.RunOver, now: float) -> None:
 
 
 def settle_shutdown(state: State, shutdown: Shutdown, now: float) -> None:
-    """Wait for devices that are away for a moment, or still preparing, to hear that the run is over."""
+    """Wait until devices that are disconnected or still preparing are informed that the run is over."""
     if shutdown.over:
         return
     able = [d for d in state.devices if not (d.informed or d.gave_up or d.quarantined)]

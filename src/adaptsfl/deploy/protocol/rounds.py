@@ -1,4 +1,4 @@
-"""Activations arrive, and rounds are trained: with all who are here, or after the deadline with those who have sent."""
+"""Rounds: trained with all connected devices, or after the deadline with the devices that have sent activations."""
 
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import delivery
@@ -8,7 +8,7 @@ from adaptsfl.deploy.protocol.state import BlockState, DeviceState, Estimation, 
 
 
 def block_opened(state: State, event: on.BlockOpened, now: float) -> None:
-    """Begin a block with all who are here."""
+    """Begin a block with all connected devices."""
     state.rounds = event.first_round - 1
     estimation = Estimation(state.rounds) if event.evaluate and event.estimate else None
     state.block = BlockState(
@@ -34,7 +34,7 @@ def block_opened(state: State, event: on.BlockOpened, now: float) -> None:
 
 
 def _begin_training(state: State, block: BlockState, now: float) -> None:
-    """Go on with the first round; with the last evaluation, in a block without rounds."""
+    """Go on with the first round, or with the last evaluation in a block without rounds."""
     deadline = now + state.rules.round_deadline_s
     if block.round is not None:
         block.phase, block.round.deadline = "training", deadline
@@ -46,10 +46,10 @@ def _begin_training(state: State, block: BlockState, now: float) -> None:
 
 
 def activations(state: State, event: on.Activations, _now: float) -> None:
-    """See what becomes of activations."""
+    """Dispatch activations by their purpose."""
     device, block = state.current(event.connection, event.attempt), state.block
     if device is None or block is None:
-        return  # the block was closed meanwhile, or the device has connected anew and sends them again
+        return  # the block was closed meanwhile, or the device has reconnected and sends them again
     if event.purpose == "evaluation":
         _test_batch(state, block, device, event)
     elif event.purpose == "estimation":
@@ -64,7 +64,7 @@ def activations(state: State, event: on.Activations, _now: float) -> None:
 
 def _of_round(state: State, block: BlockState, device: DeviceState, event: on.Activations) -> None:
     current = block.round
-    if device.answered == event.number:  # it was trained, and the answer was lost on the way
+    if device.answered == event.number:  # the round was trained, and the gradients were lost on the way
         state.useless(event.connection)
         state.emit(do.SendGradients(event.connection, device.number, event.number))
     elif current is not None and event.number == current.number and device.number in current.arrived:
@@ -78,7 +78,7 @@ def _of_round(state: State, block: BlockState, device: DeviceState, event: on.Ac
 
 
 def _too_early_or_late(state: State, current: Round | None, event: on.Activations) -> None:
-    """Tell a device which round to send instead; once the present one is trained, if it is early."""
+    """Tell a device which round to send instead; if it is early, do so once the current round is trained."""
     training = current is not None and current.training
     following = state.rounds + (2 if training else 1)
     if event.number > max(following, state.connections[event.connection].skipped_to):
@@ -87,7 +87,7 @@ def _too_early_or_late(state: State, current: Round | None, event: on.Activation
         return
     state.useless(event.connection)
     if current is not None and training and event.number == following:
-        current.early.add(event.connection)  # it would only send the same again
+        current.early.add(event.connection)  # a skip now would only make it send the same again
     else:
         _skip(state, event.connection, following)
 
@@ -113,7 +113,7 @@ def _test_batch(state: State, block: BlockState, device: DeviceState, event: on.
 
 
 def _for_estimation(state: State, block: BlockState, device: DeviceState, event: on.Activations) -> None:
-    """Keep what batch-norm's statistics are estimated from, unless it comes too late."""
+    """Keep activations for the estimation of batch-norm's statistics, unless they arrive too late."""
     estimation = block.estimation
     if estimation is None or event.number != estimation.round:
         reason = f"activations of round {event.number} came for an estimation that nobody asked for"
@@ -129,7 +129,7 @@ def _for_estimation(state: State, block: BlockState, device: DeviceState, event:
 
 
 def stale_activations(state: State, event: on.StaleActivations, _now: float) -> None:
-    """Take note that a device is slow, but there."""
+    """Record that a device is slow, but still sends."""
     connection = state.connections.get(event.connection)
     if connection is not None:
         state.devices[connection.device].late = False
@@ -137,7 +137,7 @@ def stale_activations(state: State, event: on.StaleActivations, _now: float) -> 
 
 
 def not_finite(state: State, event: on.NotFinite, _now: float) -> None:
-    """Remember that what a device has sent contains NaN or infinity."""
+    """Record that data of a device contain NaN or infinity."""
     if state.block is not None and state.block.attempt == event.attempt:
         state.not_finite(event.device)
 
@@ -153,13 +153,13 @@ def _reject(state: State, devices: tuple[int, ...]) -> None:
 
 
 def settle_round(state: State, block: BlockState, now: float) -> None:
-    """Train the round once all who are here have sent, or the deadline has passed and enough have."""
+    """Train the round once all connected devices have sent, or the deadline has passed and a quorum has."""
     current = block.round
     if current is None or current.training:
         return
     missing = [d for d in state.holding() if d.number not in current.arrived]
     waiting = [d for d in missing if not d.late]
-    arriving = any(d.admission == "giving" for d in state.here())  # they will be waited for
+    arriving = any(d.admission == "giving" for d in state.here())  # the round waits for them
     enough = len(current.arrived) >= state.rules.quorum
     if enough and (now >= current.deadline or not (waiting or arriving)):
         if waiting:
@@ -185,7 +185,7 @@ def _being_trained(state: State, attempt: int, number: int) -> tuple[BlockState,
 
 
 def round_trained(state: State, event: on.RoundTrained, now: float) -> None:
-    """Answer the devices of a round, and go on with the next one."""
+    """Send gradients to the devices of a round, and go on with the next one."""
     found = _being_trained(state, event.attempt, event.round)
     if found is None:
         return
@@ -198,7 +198,7 @@ def round_trained(state: State, event: on.RoundTrained, now: float) -> None:
             continue  # it has lost the layers that the gradients are for
         block.trained.add(device.number)
         device.answered, connection = event.round, state.live(device)
-        if connection is not None and connection.planned == block.attempt:  # else it asks once it has its plan
+        if connection is not None and connection.planned == block.attempt:  # else it sends again once it has its plan
             state.emit(do.SendGradients(connection.number, device.number, event.round))
     end_evaluation(state, block)
     if event.round < block.last_round:
@@ -217,7 +217,7 @@ def round_rejected(state: State, event: on.RoundRejected, now: float) -> None:
         return
     _, current = found
     current.arrived -= {*event.devices, *current.lost}
-    # Whoever was told to go on with a later round would not send this one, and be waited for.
+    # A device that was told to go on with a later round would not send this one, and the round would wait for it.
     ahead = {c.number for c in state.connections.values() if c.skipped_to > current.number}
     for connection in sorted(current.early | ahead):
         _skip(state, connection, current.number)
@@ -245,7 +245,7 @@ def end_evaluation(state: State, block: BlockState) -> None:
 
 
 def settle_testing(state: State, block: BlockState, now: float) -> None:
-    """End the last evaluation once all who are here have sent all samples, or the deadline has passed."""
+    """End the last evaluation once all connected devices have sent all samples, or the deadline has passed."""
     evaluation = block.evaluation
     if evaluation is not None and now < block.test_deadline:
         arriving = any(d.admission == "giving" for d in state.here())
@@ -259,7 +259,7 @@ def settle_testing(state: State, block: BlockState, now: float) -> None:
 
 
 def settle_estimating(state: State, block: BlockState, now: float) -> None:
-    """Estimate batch-norm's statistics once all who are here have sent, or the deadline has passed."""
+    """Estimate batch-norm's statistics once all connected devices have sent, or the deadline has passed."""
     estimation = block.estimation
     assert estimation is not None
     waiting = [d for d in state.holding() if d.number not in estimation.arrived and not d.late]
@@ -288,11 +288,11 @@ def moments_rejected(state: State, event: on.MomentsRejected, now: float) -> Non
 
 
 def moments_merged(state: State, event: on.MomentsMerged, now: float) -> None:
-    """Let devices evaluate with merged statistics, and go on; without them they go on at once."""
+    """Tell devices to evaluate with the merged statistics; without these, to go on with the first round at once."""
     block = state.block
     if block is None or block.attempt != event.attempt or block.phase != "merging" or block.estimation is None:
         return
-    # Unless it is the fed server that lost them: estimations are the first thing in a block.
+    # If the block was opened again, the fed server may have lost them: the estimation is the first phase of a block.
     liars = () if block.reopening or block.deliveries.forgotten else event.missing
     for device in [state.devices[number] for number in liars]:
         device.failed_to_deliver()

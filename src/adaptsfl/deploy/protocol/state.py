@@ -1,4 +1,4 @@
-"""All that the protocol knows: the devices, their connections, the block under way. Only this room writes it."""
+"""The protocol's state: the devices, their connections, the block under way. Only this package writes it."""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ Phase = Literal["estimating", "merging", "training", "testing", "delivering", "a
 
 @dataclass(frozen=True)
 class Rules:
-    """What a recipe says about waiting.
+    """A recipe's settings for waiting.
 
     Attributes:
-        quorum: how many devices are enough to go on.
-        round_deadline_s: after which a round, a delivery or an evaluation goes on without those who are late.
+        quorum: the fewest devices with which a run goes on.
+        round_deadline_s: the time after which a round, a delivery or an evaluation goes on without late devices.
     """
 
     quorum: int
@@ -31,18 +31,19 @@ class DeviceState:
     """A device of the fleet, connected or not.
 
     Attributes:
-        connection: its connection, once it is ready; `newest` also before that, and while it closes.
-        samples: that it trains on; 0 until it has joined once.
+        connection: its connection, once the device is ready; `newest` is set also before, and while it closes.
+        samples: the number of its training samples; 0 until it has joined once.
         attempt: the block in which both sides hold layers of this device; 0 if none.
-        cut: in that block.
-        admission: whether it waits for layers: until the fed server is known to know the block, or until they are here.
-        answered: the last round of the block that was trained with it: its gradients are kept in case it asks again.
-        late: whether the last round went on without it; nobody waits for it until it sends again.
-        strikes: violations in a row; `violations` is all of them.
-        undelivered: how often in a row its layers did not get to the fed server.
-        gave_up: it said that it cannot go on.
-        informed: it knows that the run is over.
-        last_round, rounds: the last round that was trained with it, and how many were.
+        cut: its cut in that block.
+        admission: what it waits for: "reopening", until the fed server confirms that it knows the block; "giving",
+            until the edge server holds its layers.
+        answered: the last round of the block that was trained with it; its gradients are kept to be sent again.
+        late: whether the last round went on without it; rounds do not wait for it until it sends again.
+        strikes: violations in a row; `violations` counts all of them.
+        undelivered: how often in a row its layers did not reach the fed server.
+        gave_up: whether it reported that it cannot go on.
+        informed: whether it knows that the run is over.
+        last_round, rounds: the last round that was trained with it, and the number of such rounds.
     """
 
     number: int
@@ -74,7 +75,7 @@ class DeviceState:
             self.quarantined = True
 
     def failed_to_deliver(self) -> None:
-        """Count a block whose end was held up for layers that did not come."""
+        """Count a delivery for which the block waited, and which did not come."""
         self.undelivered += 1
         if self.undelivered >= STRIKES:
             self.last_error = f"its layers did not get to the fed server {STRIKES} times in a row"
@@ -88,10 +89,10 @@ class Connection:
     Attributes:
         held: the attempt whose layers the device says it holds.
         planned: the attempt of the block whose plan was sent last over it.
-        stopped: whether the device was sent word that the run is over.
-        closing: whether this side is ending it.
-        skipped_to: the round that the device was last told to go on with.
-        useless: messages in a row that led to nothing.
+        stopped: whether the message that the run is over was sent to the device.
+        closing: whether the edge server is ending it.
+        skipped_to: the round of the last `SendSkip` to the device.
+        useless: messages in a row that had no effect.
     """
 
     number: int
@@ -109,10 +110,10 @@ class Round:
     """The round whose activations are being collected, or that is being trained.
 
     Attributes:
-        arrived: devices whose activations are here.
-        awaited: devices that were waited for at some time.
+        arrived: devices whose activations have arrived.
+        awaited: devices that the round has waited for at some time.
         early: connections that have sent activations of the next round while this one is being trained.
-        lost: devices that have lost their layers since training began: should it be repeated, then without them.
+        lost: devices that have lost their layers since training began; a repeated training leaves them out.
     """
 
     number: int
@@ -124,7 +125,7 @@ class Round:
     lost: set[int] = field(default_factory=set)
 
     def leave_out(self, device: int) -> None:
-        """Drop what a device has sent before it lost its layers."""
+        """Drop the activations that a device sent before it lost its layers."""
         if self.training:
             self.lost.add(device)
         else:
@@ -136,8 +137,8 @@ class Evaluation:
     """An evaluation under way, of the model after `round`.
 
     Attributes:
-        found: by device and number of the mini-batch: samples recognised, the sum of their losses, how many they are.
-        batches: by device: how many mini-batches it has.
+        found: by device and number of the mini-batch: correctly classified samples, sum of losses, number of samples.
+        batches: the number of mini-batches of each device.
     """
 
     round: int
@@ -145,21 +146,21 @@ class Evaluation:
     batches: dict[int, int] = field(default_factory=dict)
 
     def announced(self, device: int, batches: int) -> None:
-        """Take in how many mini-batches a device has; a different count means that the device was restarted."""
+        """Record how many mini-batches a device has; a different count means that the device was restarted."""
         if self.batches.get(device) != batches:
             self.batches[device], self.found[device] = batches, {}
 
     def add(self, device: int, number: int, row: tuple[int, float, int]) -> None:
-        """Take in one mini-batch; after a lost connection a device sends all of them again."""
+        """Record one mini-batch; after a lost connection a device sends all of them again."""
         if number < self.batches.get(device, 0):
             self.found.setdefault(device, {})[number] = row
 
     def complete(self, device: int) -> bool:
-        """Whether all of a device's samples have come."""
+        """Whether all mini-batches of a device were evaluated."""
         return device in self.batches and len(self.found.get(device, {})) >= self.batches[device]
 
     def result(self) -> tuple[float, float] | None:
-        """Return accuracy and loss over all samples that came; None if none did."""
+        """Return accuracy and loss over all evaluated samples; None if there are none."""
         rows = [row for found in self.found.values() for row in found.values()]
         right, loss, samples = (sum(row[k] for row in rows) for k in range(3))
         return (right / samples, loss / samples) if samples else None
@@ -170,10 +171,10 @@ class Estimation:
     """Batch-norm's statistics, estimated for the model after `round` on that round's mini-batches.
 
     Attributes:
-        arrived: devices whose activations at their cuts are here. They are those of the model with which the block
-            begins, so they stay true if the device loses its layers.
-        closed: whether what comes now comes too late.
-        merged: whether the statistics are there to evaluate with.
+        arrived: devices whose activations at their cuts have arrived. They belong to the model with which the block
+            begins, so they stay valid if the device loses its layers.
+        closed: whether activations that arrive now are too late.
+        merged: whether the merged statistics are available for the evaluation.
     """
 
     round: int
@@ -187,13 +188,13 @@ class Deliveries:
     """The end of a block: layers on their way to the fed server.
 
     Attributes:
-        by_devices: devices that say that they have delivered.
+        by_devices: devices that report that they have delivered.
         own: devices whose layers above the cut the edge server has delivered.
-        sending: devices for which it is delivering now; False if what is on its way is of no use any more.
-        forgotten: how often the fed server had to be told of the block again; `asked` as it was when it was last asked
-            to average.
-        chosen: devices that it was asked to average.
-        check_at: when to ask the fed server whether it still knows the block; `pause_s` later once more.
+        sending: devices for which it is delivering now; False if that delivery has become obsolete.
+        forgotten: how often the fed server had to open the block again; `asked` is its value at the last request to
+            average.
+        chosen: devices of the last request to average.
+        check_at: when to ask the fed server whether it still knows the block; the next check is `pause_s` later.
     """
 
     by_devices: set[int] = field(default_factory=set)
@@ -207,14 +208,14 @@ class Deliveries:
     pause_s: float = 0.0
 
     def leave_out(self, device: int) -> None:
-        """Forget what was delivered of a device that has lost its layers."""
+        """Discard the deliveries for a device that has lost its layers."""
         self.by_devices.discard(device)
         self.own.discard(device)
         if device in self.sending:
             self.sending[device] = False
 
     def forget_all(self) -> None:
-        """Forget everything that was delivered: the fed server has."""
+        """Discard all deliveries, because the fed server has lost them."""
         for device in {*self.by_devices, *self.own, *self.sending}:
             self.leave_out(device)
 
@@ -224,16 +225,16 @@ class BlockState:
     """The block under way.
 
     Attributes:
-        attempt: a number that no other block had, so that nobody mistakes one for another.
-        number: from 1 on.
-        rounds: none in the block at a run's end, in which the model is only evaluated.
+        attempt: a number that identifies the block; no other block of the run has it.
+        number: counts from 1.
+        rounds: their number; 0 in the last block of a run, which only evaluates the model.
         cuts: one per device of the fleet.
-        planned: how many devices it was planned for.
-        result_wanted: whether anybody wants to know how the model does, or only its statistics.
-        trained: devices of the last round that have not lost their layers since; `present` are all of them.
+        planned: the number of devices for which it was planned.
+        result_wanted: whether the result of the evaluation is needed; if not, only the statistics are.
+        trained: devices of the last round that have not lost their layers since; `present` are all of that round.
         not_finite: devices whose activations, losses or layers contained NaN or infinity.
-        reopening: whether the fed server is being asked whether it knows the block.
-        test_deadline: when the last evaluation of a run ends.
+        reopening: whether a check that the fed server knows the block is under way.
+        test_deadline: the deadline of the last evaluation of a run.
     """
 
     attempt: int
@@ -278,11 +279,11 @@ class Shutdown:
 
 
 class State:
-    """Everything that the protocol remembers, and the actions that the present event leads to.
+    """The protocol's state, and the actions that follow from the current event.
 
     Attributes:
-        rounds: how many were trained.
-        wake_at: when to look again if nothing happens before.
+        rounds: the number of rounds trained.
+        wake_at: when the caller hands in `DeadlinePassed` if no other event comes before.
     """
 
     def __init__(self, names: Sequence[str], rules: Rules) -> None:
@@ -296,7 +297,7 @@ class State:
         self.actions: list[Action] = []
 
     def emit(self, *actions: Action) -> None:
-        """Let something be done."""
+        """Add actions."""
         self.actions.extend(actions)
 
     def live(self, device: DeviceState) -> Connection | None:
@@ -313,12 +314,12 @@ class State:
         return len(self.here()) >= self.rules.quorum
 
     def holding(self) -> list[DeviceState]:
-        """Return the devices that are here and hold layers of the block."""
+        """Return the devices that are connected and ready, and hold layers of the block."""
         block = self.block
         return [] if block is None else [device for device in self.here() if device.attempt == block.attempt]
 
     def current(self, number: int, attempt: int) -> DeviceState | None:
-        """Return the device behind a connection, if the connection is its present one and it speaks of our block."""
+        """Return the device of a connection, if that is its current one and `attempt` is the block under way."""
         connection, block = self.connections.get(number), self.block
         if connection is None or connection.closing or block is None:
             return None
@@ -327,14 +328,14 @@ class State:
         return device if fits else None
 
     def close(self, number: int | None, reason: str = "", *, violation: bool = False) -> None:
-        """End a connection, if it is there."""
+        """End a connection, if it exists."""
         connection = None if number is None else self.connections.get(number)
         if connection is not None and not connection.closing:
             connection.closing = True
             self.emit(Close(connection.number, reason, violation))
 
     def useless(self, number: int) -> None:
-        """Count a message that leads to nothing: some do where devices are late, endless ones do not."""
+        """Count a message without effect: late devices send a few; too many in a row are a violation."""
         connection = self.connections.get(number)
         if connection is not None:
             connection.useless += 1
@@ -342,13 +343,13 @@ class State:
                 self.close(number, f"{MOST_USELESS} messages came that lead to nothing", violation=True)
 
     def useful(self, number: int) -> None:
-        """Count a message that leads to something."""
+        """Reset the count of messages without effect."""
         connection = self.connections.get(number)
         if connection is not None:
             connection.useless = 0
 
     def not_finite(self, device: int) -> None:
-        """Remember that what a device did led to NaN or infinity: if that happens to most, training has diverged."""
+        """Record that a device's data led to NaN or infinity; if that is so for most devices, training has diverged."""
         block = self.block
         if block is None:
             return

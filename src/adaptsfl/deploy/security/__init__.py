@@ -1,1 +1,1 @@
-"""Who may speak, and how much: certificates, identities, limits."""
+"""Authentication and rate limits: certificates, identities, limits."""

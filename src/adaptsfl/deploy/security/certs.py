@@ -1,8 +1,8 @@
-"""A private certificate authority, and one certificate per party that says who it is and as what it takes part.
+"""A private certificate authority, and one certificate per party, with the party's role and name.
 
-Everything is files in one folder: ca.pem, ca.key, and NAME.pem with NAME.key for `edge`, `fed` and every device. A key
-is written before its certificate, so that a call that was broken off is finished by the next one. A certificate that
-is there is left alone, also where its key was taken away to the party it belongs to.
+All files are in one folder: ca.pem, ca.key, and NAME.pem with NAME.key for `edge`, `fed` and every device. A key is
+written before its certificate, so that the next call completes an interrupted one. An existing certificate is not
+changed, even if its key was moved to the party that owns it.
 """
 
 import re
@@ -28,29 +28,29 @@ from adaptsfl.files import replace_file, writing
 
 SERVERS = ("edge", "fed")
 AUTHORITY = "ca"
-SCHEME = "adaptsfl:"  # of the URI in which a certificate says ROLE/NAME
+SCHEME = "adaptsfl:"  # of the URI ROLE/NAME in a certificate
 
 _LONGEST_DAYS = 36500
-_AUTHORITY_DAYS = 3650  # renewing it means new certificates for all
-_SKEW = timedelta(hours=1)  # clocks of devices are late; a certificate made just now has to be valid there too
+_AUTHORITY_DAYS = 3650  # a new authority needs new certificates for all parties
+_SKEW = timedelta(hours=1)  # a new certificate must be valid on devices whose clocks are slow
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 GO_ON = "Give a folder that you may write to; the same command then goes on with what is missing"
 
 
 def is_device_name(name: str) -> bool:
-    """Whether a device may be called so: a file name everywhere, and none of the servers' or the authority's."""
+    """Whether a device may have this name: valid as a file name, and not that of a server or the authority."""
     return bool(_DEVICE_NAME.fullmatch(name)) and name.lower() not in (*SERVERS, AUTHORITY)
 
 
 def server_host(role: str) -> str:
-    """Return the host name in a server's certificate: that of its role, wherever it runs."""
+    """Return the host name in a server's certificate, which depends on its role and not on its machine."""
     return f"{role}.adaptsfl"
 
 
 def make_certificates(folder: Path, devices: Sequence[str], *, days: int = 365) -> list[Path]:
-    """Make what is missing of the authority, both servers' certificates and those of `devices`; return what was made.
+    """Make the authority and the certificates of both servers and `devices`, where missing; return the new files.
 
-    Nothing that is there is changed. Certificates are valid for `days`, and never longer than the authority's own.
+    Existing files are not changed. Certificates are valid for `days`, and never longer than the authority's own.
     """
     folder = Path(folder)
     names = [*SERVERS, *_checked(devices)]
@@ -81,7 +81,7 @@ def renew_certificate(folder: Path, name: str, *, days: int = 365) -> list[Path]
 
 
 def valid_until(folder: Path) -> dict[str, datetime]:
-    """Return when each party's certificate in a folder ends, by name; files that are no certificates are left out."""
+    """Return when each party's certificate in a folder expires, by name; other files are left out."""
     ends = {}
     for path in sorted(Path(folder).glob("*.pem")):
         try:
@@ -99,7 +99,7 @@ class _Authority:
 
 
 def _checked(devices: Sequence[str]) -> list[str]:
-    """Return the devices' names, each once."""
+    """Return the devices' names without duplicates, after a check."""
     names = list(dict.fromkeys(devices))
     for name in names:
         if not is_device_name(name):
@@ -121,7 +121,7 @@ def _key_of(folder: Path, name: str) -> Path:
 
 
 def _open_authority(folder: Path, days: int) -> tuple[_Authority, list[Path]]:
-    """Return the folder's authority and the files that were made for it: none, if it was there."""
+    """Return the folder's authority and the files that were made for it: none, if it existed."""
     place = _certificate_of(folder, AUTHORITY)
     if place.exists():
         return _load_authority(folder), []
@@ -144,7 +144,7 @@ def _open_authority(folder: Path, days: int) -> tuple[_Authority, list[Path]]:
 
 
 def _load_authority(folder: Path) -> _Authority:
-    """Read ca.pem and ca.key, and see that certificates can be made with them."""
+    """Read ca.pem and ca.key, and check that they can sign certificates."""
     place, key_place = _certificate_of(folder, AUTHORITY), _key_of(folder, AUTHORITY)
     if not key_place.exists():
         remedy = "Make certificates where the authority was made, or in an empty folder with a new one"
@@ -168,7 +168,7 @@ def _load_authority(folder: Path) -> _Authority:
 def _load_key(place: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(place.read_bytes(), password=None)
-    except (ValueError, TypeError):  # the latter for keys with a password
+    except (ValueError, TypeError):  # TypeError for keys with a password
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         remedy = "Restore it from a copy; delete it only if nobody uses it"
@@ -177,7 +177,7 @@ def _load_key(place: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _key_in(folder: Path, name: str, made: list[Path]) -> ec.EllipticCurvePrivateKey:
-    """Return a party's key: that of a call that was broken off before the certificate, or a new one, written."""
+    """Return a party's key: the one that an interrupted call left, or a new one, which is written."""
     place = _key_of(folder, name)
     if place.exists():
         return _load_key(place)
@@ -189,7 +189,7 @@ def _key_in(folder: Path, name: str, made: list[Path]) -> ec.EllipticCurvePrivat
 def _issue(
     folder: Path, name: str, authority: _Authority, days: int, key: ec.EllipticCurvePrivateKey | None = None
 ) -> list[Path]:
-    """Write one party's key and certificate; a key that is given replaces the one that is there."""
+    """Write one party's key and certificate; a key that is given replaces the existing one."""
     made: list[Path] = []
     if key is None:
         key = _key_in(folder, name, made)
@@ -204,7 +204,7 @@ def _sign(name: str, key: ec.EllipticCurvePublicKey, authority: _Authority, days
     role = name if name in SERVERS else "device"
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(f"{SCHEME}{role}/{name}")]
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if role in SERVERS:  # the edge server calls the fed server, so servers are clients too, but devices never servers
+    if role in SERVERS:  # servers are clients too: the edge server calls the fed server; devices are clients only
         names.append(x509.DNSName(server_host(role)))
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     ends = min(_now() + timedelta(days=days), authority.certificate.not_valid_after_utc)
@@ -223,7 +223,7 @@ def _sign(name: str, key: ec.EllipticCurvePublicKey, authority: _Authority, days
 def _begun(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, ends: datetime
 ) -> x509.CertificateBuilder:
-    """Return what all certificates have."""
+    """Return a builder with the fields that all certificates share."""
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), _now() - _SKEW, ends)
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
@@ -251,7 +251,7 @@ def _write_key(place: Path, key: ec.EllipticCurvePrivateKey) -> Path:
 
 
 def _write(place: Path, content: bytes, mode: int) -> Path:
-    def fill(temporary: Path) -> None:  # which nobody else may read, from its first moment on
+    def fill(temporary: Path) -> None:  # no other user can read it at any time
         temporary.write_bytes(content)
         temporary.chmod(mode)
 

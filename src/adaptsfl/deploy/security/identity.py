@@ -1,8 +1,8 @@
-"""Who calls, and who answers: channels and ports with mutual TLS, and the party behind every call.
+"""Authentication of both sides: channels and ports with mutual TLS, and the party of every call.
 
-A party is what its certificate says. Servers are known by their role and not by their host, so an edge server may move,
-and nobody but a holder of the edge server's certificate can stand in for it. Without certificates there is plain text,
-on this machine only, where callers are believed; that is for trying things out.
+A certificate identifies a party. Servers are identified by their role and not by their host, so an edge server may
+move, and only a holder of its certificate can take its place. Without certificates, connections are plain text, on this
+machine only, and callers are not authenticated; that is for trials.
 """
 
 import ipaddress
@@ -31,29 +31,29 @@ Options = Sequence[tuple[str, Any]]
 PARTY_METADATA = "adaptsfl-party"
 
 # Routers forget connections on which nothing is sent, some after a minute, and a device may wait longer for its turn.
-# Pings keep them open and tell within 50 seconds that the other side is gone; on a slow link they queue behind data,
-# so an answer has 20 of them.
+# Pings keep them open and detect a lost connection within 50 seconds; on a slow link they queue behind data, so the
+# timeout of an answer is 20 seconds.
 _KEEPALIVE: Options = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),  # as many as it takes
+    ("grpc.http2.max_pings_without_data", 0),  # no limit
 )
-# What a server has to be made with: grpc.aio.server(options=SERVER_OPTIONS).
+# A server must be created with grpc.aio.server(options=SERVER_OPTIONS).
 SERVER_OPTIONS: Options = (
     *_KEEPALIVE,
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # else it hangs up on whoever pings as above
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # else it disconnects clients that ping as above
     ("grpc.so_reuseport", 0),  # else two servers can share a port, and each gets some of the calls
 )
 
 
 class CredentialsWarning(UserWarning):
-    """Credentials that work, and that others on this machine could take."""
+    """Credentials work, but other users of this machine can read the key."""
 
 
 @dataclass(frozen=True)
 class Party:
-    """Who takes part, and as what; of each server there is one, named for its role."""
+    """A participant's role and name; there is one server of each role, and its name is its role."""
 
     role: Role
     name: str
@@ -64,19 +64,19 @@ class Party:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a party shows of itself and whom it believes, all as PEM."""
+    """A party's certificate and key, and the authority that it trusts, all as PEM."""
 
     ca: bytes
     certificate: bytes
     key: bytes
     party: Party
 
-    def __repr__(self) -> str:  # no key in a log
+    def __repr__(self) -> str:  # keeps the key out of logs
         return f"Credentials({self.party})"
 
 
 def load_credentials(folder: Path, name: str) -> Credentials:
-    """Read ca.pem, NAME.pem and NAME.key, and find out here, not from a failed handshake, what is wrong with them."""
+    """Read and validate ca.pem, NAME.pem and NAME.key, so that errors do not first show in a failed handshake."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InvalidInput(str(folder), "is no folder", "Give the one with ca.pem and this party's certificate and key")
@@ -104,10 +104,10 @@ def open_channel(
     party: Party | None = None,
     options: Options = (),
 ) -> grpc.aio.Channel:
-    """Return a channel to whoever holds the certificate of `role`, at HOST:PORT or unix:PATH.
+    """Return a channel to the server with the certificate of `role`, at HOST:PORT or unix:PATH.
 
-    Without credentials it is plain text and to this machine only; every call then says that it comes from `party`.
-    With them the certificate says who calls, and `party` is of no use.
+    Without credentials it is plain text and to this machine only; every call then names `party` as its caller.
+    With them the certificate identifies the caller, and `party` is ignored.
     """
     place = _Address.parse("address", address)
     place.need_port()
@@ -117,16 +117,16 @@ def open_channel(
         tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
         return grpc.aio.secure_channel(str(place), tls, options=list(chosen.items()))
     place.need_loopback()
-    chosen["grpc.enable_http_proxy"] = 0  # which would be another machine
+    chosen["grpc.enable_http_proxy"] = 0  # a proxy would be another machine
     channel = grpc.aio.insecure_channel(str(place), options=list(chosen.items()))
     return channel if party is None else _Introducing(channel, party)
 
 
 async def listen(server: grpc.aio.Server, address: str, credentials: Credentials | None) -> int:
-    """Open a port for parties with a certificate, and return its number: the one that was free, if 0 was asked for.
+    """Open a port for parties with a certificate, and return its number; port 0 selects a free one.
 
-    The server has to be made with `SERVER_OPTIONS`. Without credentials it is plain text, on this machine only. A
-    unix:PATH has no number; gRPC says 1.
+    The server must be created with `SERVER_OPTIONS`. Without credentials it is plain text, on this machine only. For
+    unix:PATH, which has no port, gRPC returns 1.
     """
     place = _Address.parse("listen", address)
     if credentials is None:
@@ -140,7 +140,7 @@ async def listen(server: grpc.aio.Server, address: str, credentials: Credentials
         pair = (credentials.key, credentials.certificate)
         tls = grpc.ssl_server_credentials([pair], credentials.ca, require_client_auth=True)
         return int(server.add_secure_port(str(place), tls))
-    except RuntimeError:  # gRPC writes its reason to standard error, and says nothing here
+    except RuntimeError:  # gRPC writes the reason to standard error only
         remedy = (
             "Another program may have that port (choose another, or 0 for any that is free), the host may be no "
             "address of this machine (0.0.0.0 is all of them), or ports below 1024 may not be allowed"
@@ -149,9 +149,9 @@ async def listen(server: grpc.aio.Server, address: str, credentials: Credentials
 
 
 def caller(context: grpc.aio.ServicerContext) -> Party | None:
-    """Return who calls: by certificate over TLS, by its own word over plain text, and None if that names no party.
+    """Return the caller: from its certificate over TLS, from its metadata over plain text; None if these name no party.
 
-    How a call came is asked of its connection, so what a TLS caller says of itself is never looked at.
+    The connection decides which of the two counts, so metadata of a TLS caller are never read.
     """
     found = context.auth_context()
     kind = found.get("transport_security_type")
@@ -164,7 +164,7 @@ def caller(context: grpc.aio.ServicerContext) -> Party | None:
 
 
 async def require(context: grpc.aio.ServicerContext, role: Role | Collection[Role], name: str | None = None) -> Party:
-    """Return who calls if it is of that role (and of that name, where one is given), else end the call."""
+    """Return the caller if it has that role (and that name, where one is given), else abort the call."""
     roles: Collection[str] = (role,) if isinstance(role, str) else role
     party = caller(context)
     if party is None:
@@ -183,7 +183,7 @@ async def require(context: grpc.aio.ServicerContext, role: Role | Collection[Rol
 
 
 def _party_from(text: str) -> Party | None:
-    """Return the party that adaptsfl:ROLE/NAME names, if it is one that can be."""
+    """Return the party that adaptsfl:ROLE/NAME names; None if it is not valid."""
     role, _, name = text.removeprefix(SCHEME).partition("/")
     known = text.startswith(SCHEME) and role in get_args(Role)
     if known and (name == role if role in SERVERS else is_device_name(name)):
@@ -192,7 +192,7 @@ def _party_from(text: str) -> Party | None:
 
 
 def _one_party(texts: Iterable[str]) -> Party | None:
-    """Return the party among names; two of them could be read as either, so they are none."""
+    """Return the only party among names; None if there are two or more, which is ambiguous."""
     ours = [text for text in texts if text.startswith(SCHEME)]
     return _party_from(ours[0]) if len(ours) == 1 else None
 
@@ -238,7 +238,7 @@ def _check_key(place: Path, pem: bytes, certificate: x509.Certificate) -> None:
     if key.public_key() != certificate.public_key():
         remedy = "Copy both files again, or renew the certificate: adaptsfl certs FOLDER --renew NAME"
         raise InvalidInput(str(place), f"does not belong to {place.with_suffix('.pem').name}", remedy)
-    # A warning, not an error: secrets that containers mount often have such modes, and nobody else is inside.
+    # A warning, no error: secrets mounted into containers often have such modes, and containers have no other users.
     if os.name == "posix" and (mode := place.stat().st_mode) & 0o077:
         what = f"{place}: may be read by other users of this machine (mode {mode & 0o777:o}). Run: chmod 600 {place}"
         warnings.warn(what, CredentialsWarning, stacklevel=3)
@@ -264,7 +264,7 @@ def _check_time(place: Path, certificate: x509.Certificate, remedy: str) -> None
 
 @dataclass(frozen=True)
 class _Address:
-    """Where a server is: a socket's path, or a host and a port."""
+    """The address of a server: a socket's path, or a host and a port."""
 
     field: str
     host: str  # empty for a socket of this machine's file system
@@ -290,7 +290,7 @@ class _Address:
             raise InvalidInput(self.field, f"{self} has no port", "Give the port that the server said it listens on")
 
     def need_loopback(self) -> None:
-        """Refuse plain text where others could read it, or write it."""
+        """Reject plain text where others could read or change it."""
         try:
             local = ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -301,9 +301,10 @@ class _Address:
 
 
 class _Introducing(grpc.aio.Channel):  # type: ignore[misc]  # grpc has no types
-    """A channel whose every call says from which party it comes.
+    """A channel that adds the caller's party to the metadata of every call.
 
-    Not an interceptor: gRPC puts a queue between those and streams, so calls would be other ones than over TLS.
+    It is not an interceptor: gRPC puts a queue between interceptors and streams, so calls would differ from those over
+    TLS.
     """
 
     def __init__(self, channel: grpc.aio.Channel, party: Party) -> None:

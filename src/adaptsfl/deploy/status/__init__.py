@@ -1,1 +1,1 @@
-"""How a running edge server is, for people and for Prometheus."""
+"""The status of a running edge server, for people and for Prometheus."""

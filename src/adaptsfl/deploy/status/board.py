@@ -1,4 +1,4 @@
-"""How a running edge server is: snapshots that the server's thread replaces and any other thread may read."""
+"""The status of a running edge server: snapshots that its thread replaces and any other thread may read."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ State = Literal["away", "waiting", "training", "late", "quarantined"]
 Points = tuple[tuple[int, float], ...]  # (round, value), rounds ascending
 
 MOST_POINTS = 1000  # of a curve
-LONGEST_ERROR = 500  # letters; errors come from outside
+LONGEST_ERROR = 500  # characters; devices can send long errors
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class DeviceStatus:
     """One device as the edge server sees it.
 
     Args:
-        round: the last one that it took part in, 0 if none.
-        rounds: how many it took part in.
-        forward_s, backward_s: as it measured them last, None before that.
+        round: the last round in which it took part, 0 if none.
+        rounds: the number of rounds in which it took part.
+        forward_s, backward_s: its last measurements, None before the first.
         uplink_bps, downlink_bps: measured and smoothed, None before the first measurement.
         violations: how often it broke the protocol.
     """
@@ -44,7 +44,7 @@ class DeviceStatus:
 
     @property
     def present(self) -> bool:
-        """Whether training can count on it: neither away nor quarantined."""
+        """Whether it can take part in training: it is neither away nor quarantined."""
         return self.state not in ("away", "quarantined")
 
 
@@ -53,15 +53,15 @@ class Status:
     """The edge server at one moment.
 
     Args:
-        run: its name.
+        run: the name of the run.
         started_at: seconds since 1970.
-        rounds_planned: None if nobody set an end.
+        rounds_planned: the number of rounds of the run; None if there is no limit.
         interval: I; None where layers are never averaged, or before the first plan.
         deepest: L_c, the deepest cut; None before the first plan.
         losses: training loss by round.
         evaluations: test accuracy (0 to 1) by round.
-        round_s: one round as measured, smoothed, without the aggregation.
-        predicted_round_s: the same as `latency` predicts it.
+        round_s: the measured time of one round, smoothed, without the aggregation.
+        predicted_round_s: the same time as `latency` predicts it.
         phases: (a1 … b3, predicted seconds, measured seconds).
         waiting_for: what keeps the server from training, such as "2 of 4 devices"; empty while it trains.
     """
@@ -91,7 +91,7 @@ Snapshot = TypeVar("Snapshot", Status, DeviceStatus)
 
 
 class Board:
-    """Where the server pins up how it is. Snapshots never change, so readers need no lock; writers take turns."""
+    """Holds the newest status. Snapshots never change, so readers need no lock; writers take turns."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -108,7 +108,7 @@ class Board:
             self._status = _changed(self._status, changes)
 
     def update_device(self, name: str, **changes: Any) -> None:
-        """Replace fields of a device's `DeviceStatus`; a device that is not on the board yet is put there."""
+        """Replace fields of a device's `DeviceStatus`; a device that is not on the board yet is added."""
         self.update_devices({name: changes})
 
     def update_devices(self, changes: Mapping[str, dict[str, Any]]) -> None:
@@ -132,7 +132,7 @@ class Board:
 
 
 def status_data(status: Status) -> dict[str, Any]:
-    """Return the status as JSON can say it: phases with their names in words, None for what is no finite number."""
+    """Return the status for JSON: phases with their titles, None for numbers that are not finite."""
     data = dataclasses.asdict(status)
     data["phases"] = [
         {"phase": phase, "title": PHASES[phase], "predicted_s": predicted_s, "measured_s": measured_s}
@@ -143,7 +143,7 @@ def status_data(status: Status) -> dict[str, Any]:
 
 
 def _changed(before: Snapshot, changes: dict[str, Any]) -> Snapshot:
-    """Return the snapshot with other values, its error not longer than people read."""
+    """Return the snapshot with changed values, and its error cut to `LONGEST_ERROR`."""
     after = dataclasses.replace(before, **changes)
     if len(after.last_error) <= LONGEST_ERROR:
         return after
@@ -151,9 +151,9 @@ def _changed(before: Snapshot, changes: dict[str, Any]) -> Snapshot:
 
 
 def _added(points: Points, round: int, value: float) -> Points:
-    """Return the curve with one more point; a round that is done once more takes back those after it.
+    """Return the curve with one more point; a repeated round removes the points after it.
 
-    Of too many, the one whose neighbours are closest to each other goes: points stay evenly spread over the rounds.
+    If there are too many, the point whose neighbours are closest to each other is removed: points stay evenly spread.
     """
     kept = [point for point in points if point[0] < round] if points and points[-1][0] >= round else list(points)
     kept.append((round, value))

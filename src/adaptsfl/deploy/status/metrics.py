@@ -1,4 +1,4 @@
-"""How a running edge server is, in the words of Prometheus: read from the board whenever somebody asks."""
+"""The status of a running edge server as Prometheus metrics, read from the board at every request."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import get_args
@@ -9,11 +9,11 @@ from prometheus_client.registry import Collector
 
 from adaptsfl.deploy.status.board import Board, DeviceStatus, State, Status
 
-Rows = Iterable[tuple[tuple[str, ...], float | None]]  # the values of the labels, and the metric's; None is left out
+Rows = Iterable[tuple[tuple[str, ...], float | None]]  # label values and the metric's value; None is left out
 
 
 class StatusCollector(Collector):
-    """Collects what the board says now."""
+    """Collects the metrics of the board's present status."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -27,7 +27,7 @@ class StatusCollector(Collector):
 
 
 def metrics_text(board: Board) -> bytes:
-    """Return what the board says now, in Prometheus' text format."""
+    """Return the board's present status in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(board))
     return generate_latest(registry)
@@ -101,5 +101,5 @@ def _last(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _label(text: str) -> str:
-    """Return the text as UTF-8 can say it: names come from outside, and one odd letter must not hide all metrics."""
+    """Return the text with invalid characters escaped: one odd character in a name must not hide all metrics."""
     return text.encode("utf-8", "backslashreplace").decode()

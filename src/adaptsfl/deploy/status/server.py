@@ -1,8 +1,8 @@
-"""How a running edge server is, over HTTP and for this machine only: a page, JSON and metrics.
+"""The status of a running edge server over HTTP, for this machine only: a page, JSON and metrics.
 
-There is no password, so nobody else is admitted: only loopback addresses can be listened on, and a request must name
-one, which the page of a stranger whose name was made to point here (DNS rebinding) does not. Whoever wants to look
-from elsewhere forwards the port or puts a proxy that asks for passwords in front.
+There is no password, so the server listens on loopback addresses only, and the Host of a request must be one. This
+stops DNS rebinding, where a foreign page's host name is made to point here. To look from elsewhere, forward the port
+or put a proxy with passwords in front.
 """
 
 import errno
@@ -29,10 +29,10 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.report.markup import asset, embedded, filled, security
 
 ROOM = "adaptsfl.deploy.status"
-SILENCE_S = 5.0  # of a client, until nobody listens to it any more
-TIMEOUT_S = 15.0  # with any client, from its first letter to its last
-LOOK_UP_S = 0.1  # how often the server looks whether it should stop, or somebody stays too long
-MOST_CLIENTS = 32  # at once; more are turned away
+SILENCE_S = 5.0  # timeout of a client that sends nothing
+TIMEOUT_S = 15.0  # of a whole connection
+LOOK_UP_S = 0.1  # how often the server checks whether it should stop, or a client has timed out
+MOST_CLIENTS = 32  # concurrent clients; more are rejected
 LARGEST_HEAD = 16 * 1024  # bytes of a request
 HEADERS = {
     "Cache-Control": "no-store",
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class StatusServer:
-    """Answers in a thread of its own until it is closed."""
+    """Serves in a thread of its own until it is closed."""
 
     def __init__(self, server: "_Server") -> None:
         self._server = server
@@ -63,12 +63,12 @@ class StatusServer:
 
     @property
     def url(self) -> str:
-        """Where a browser finds the page."""
+        """The address of the page."""
         host = str(self._server.server_address[0])
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
     def close(self) -> None:
-        """Stop listening and end all connections; more than once does nothing."""
+        """Stop listening and end all connections; further calls do nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -79,7 +79,7 @@ def serve_status(board: Board, host: str = "127.0.0.1", port: int = 0) -> Status
 
     Args:
         host: a loopback address, or localhost.
-        port: 0 takes any that is free.
+        port: 0 for any free port.
     """
     address = "127.0.0.1" if host.lower() == "localhost" else host
     if not _is_loopback(address):
@@ -100,7 +100,7 @@ def serve_status(board: Board, host: str = "127.0.0.1", port: int = 0) -> Status
 
 
 def page_text(status: Status) -> str:
-    """Return the page, with the status that it shows until it has fetched another."""
+    """Return the page, with the status that it shows until it fetches the next one."""
     parts = {"policy": _policy(), "css": _css(), "js": _script(), "data": embedded(_data(status))}
     return filled(asset("status.html", ROOM), parts)
 
@@ -121,7 +121,7 @@ def _policy() -> str:
 
 
 def _data(status: Status) -> dict[str, Any]:
-    """Return the status with the time here: that of whoever looks may be another."""
+    """Return the status with the server's time: the browser's clock may differ."""
     return {**status_data(status), "now": time.time()}
 
 
@@ -133,25 +133,25 @@ def _is_loopback(address: str) -> bool:
 
 
 class _Server(ThreadingHTTPServer):
-    """Takes so many clients at once, and none for long."""
+    """Limits the number of concurrent clients, and the time of each."""
 
     daemon_threads = True
     request_queue_size = MOST_CLIENTS
 
     def __init__(self, board: Board, address: str, port: int) -> None:
         self.board = board
-        self._clients: dict[socket.socket, float] = {}  # until when each may stay
+        self._clients: dict[socket.socket, float] = {}  # the deadline of each
         self._counting = threading.Lock()
         self.address_family = socket.AF_INET6 if isinstance(ip_address(address), IPv6Address) else socket.AF_INET
         super().__init__((address, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind without asking the DNS for this machine's name, as `HTTPServer` does."""
+        """Bind without the DNS lookup of this machine's name that `HTTPServer` makes."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Turn clients away while there are too many."""
+        """Reject clients while there are too many."""
         with self._counting:
             welcome = len(self._clients) < MOST_CLIENTS
             if welcome:
@@ -165,7 +165,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Now and then, disconnect clients that take too long: they send a byte at a time, or do not read."""
+        """Disconnect clients that exceed the timeout: they send a byte at a time, or do not read."""
         self._hang_up(time.monotonic())
 
     def server_close(self) -> None:
@@ -177,16 +177,16 @@ class _Server(ThreadingHTTPServer):
         with self._counting:
             for client, until in self._clients.items():
                 if until < now:
-                    with suppress(OSError):  # gone already
+                    with suppress(OSError):  # already disconnected
                         client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients come and go as they like; anything else is a bug, which must not end training."""
+        """Log the error: it is a bug, as lost clients are handled elsewhere, and must not end training."""
         log.exception("the status page could not be shown")
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request per connection, its head read whole before anybody looks at it."""
+    """Handles one request per connection, and reads its whole head before parsing it."""
 
     server: _Server
     timeout = SILENCE_S
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
     request_version = "HTTP/1.0"
 
     def handle(self) -> None:
-        """Answer, if the client stays long enough."""
+        """Answer, unless the client disconnects or times out."""
         try:
             head = self._head()
             if len(head) > LARGEST_HEAD:
@@ -204,10 +204,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.rfile = BytesIO(head)
                 self.handle_one_request()
         except (ConnectionError, TimeoutError):
-            pass  # the client's own affair
+            pass  # the client disconnected or timed out
 
     def _head(self) -> bytes:
-        """Return the request up to its empty line, or one byte more than is allowed; nothing if it ends before."""
+        """Return the request up to its empty line, or one byte more than is allowed; empty if it ends before."""
         head = b""
         while len(head) <= LARGEST_HEAD and not head.endswith((b"\n\r\n", b"\n\n")):
             line = self.rfile.readline(LARGEST_HEAD + 1 - len(head))
@@ -217,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
         return head
 
     def parse_request(self) -> bool:
-        """Refuse whatever would change something."""
+        """Reject all methods but GET and HEAD."""
         if not super().parse_request():
             return False
         if self.command in ("GET", "HEAD"):
@@ -242,11 +242,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, kind, body)
 
     def do_HEAD(self) -> None:
-        """Answer as to GET, with nothing after the head."""
+        """Answer as to GET, without a body."""
         self.do_GET()
 
     def _meant_for_here(self) -> bool:
-        """Whether the request names a loopback address, with whatever port it was forwarded from."""
+        """Whether the request's Host is a loopback address, with any port: it may be forwarded."""
         hosts = self.headers.get_all("Host") or []
         found = re.fullmatch(r"(?:\[([\da-f:]+)\]|([\w.]+))(?::\d+)?", hosts[0].lower()) if len(hosts) == 1 else None
         name = (found.group(1) or found.group(2)) if found else ""
@@ -275,13 +275,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse, without repeating anything that the client said."""
+        """Send an error that repeats nothing from the request."""
         status = HTTPStatus(code)
         self._answer(status, "text/plain", f"{status.phrase}\n".encode())
 
     def version_string(self) -> str:
-        """Who answers."""
+        """Return the name of the server, without versions."""
         return "adaptsfl"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a page that asks every second would fill the log."""
+        """Log nothing: a page that fetches the status every second would fill the log."""

@@ -1,4 +1,4 @@
-"""What a device does over connections that may break: calls of the fed server, and its stream to the edge server."""
+"""A device's calls over connections that may break: to the fed server, and its stream to the edge server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def retried(call: Callable[[], Awaitable[T]]) -> T | None:
-    """Call the fed server, again if the connection breaks; None if it does not know what the call is about."""
+    """Call the fed server, with retries if the connection breaks; return None if the call does not fit its state."""
     wait = FIRST_WAIT_S
     for _ in range(FED_ATTEMPTS - 1):
         try:
@@ -44,7 +44,7 @@ async def read_to_end(stream: Any) -> None:
 
 
 async def write(stream: Any, header: wire.Activations, parts: list[memoryview]) -> None:
-    """Send activations: a header, and the bytes behind it."""
+    """Send activations: a header, followed by the bytes."""
     await stream.write(wire.FromDevice(activations=header))
     for chunk in chunks(*parts):
         await stream.write(chunk)

@@ -1,4 +1,4 @@
-"""The samples of one device: its own files, or its part of a dataset that everybody has."""
+"""The samples of one device: its own files, or its part of a dataset that all devices have."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from adaptsfl.training.settings import Batch
 
 @dataclass(frozen=True, eq=False)
 class DeviceData:
-    """What one device trains on and tests with; nothing of it leaves the device but activations and labels."""
+    """The training and test samples of one device; only activations and labels leave the device."""
 
     batches: DeviceBatches
     samples: int
@@ -27,7 +27,7 @@ class DeviceData:
     batch_size: int
 
     def at(self, round_: int) -> Batch:
-        """Return the mini-batch of round 1, 2, …: the same that a simulated device would have."""
+        """Return the mini-batch of round 1, 2, …: the same as that of a simulated device."""
         batch = self.batches.at(round_ - 1)
         return batch.inputs, batch.labels
 
@@ -41,7 +41,7 @@ def load_device_data(terms: Terms, number: int, path: Path | None, classes: int)
 
     Args:
         path: the device's own files; without them it takes its part of the recipe's dataset, as in a simulation.
-        classes: how many the model tells apart.
+        classes: the number of the model's classes.
     """
     config = terms.recipe.data or DataConfig()
     if path is None:
@@ -71,7 +71,7 @@ def load_device_data(terms: Terms, number: int, path: Path | None, classes: int)
 
 
 def _own_files(config: DataConfig, path: Path) -> Dataset:
-    """Read files of the device's own, normalised as those of all other devices."""
+    """Read the device's own files, with the same normalisation on all devices."""
     name = config.name if config.name in HUB else "images"
     if config.name not in (name, "images") and ":" not in config.name:
         problem = f"is given, but the run trains on {config.name}, which every device has"

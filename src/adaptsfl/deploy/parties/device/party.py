@@ -1,7 +1,7 @@
 """A device: its own data, the first layers of the model, and a connection that may break at any time.
 
-It acts on what the edge server says, message by message. What it holds (layers, the activations that it sent last)
-outlives a connection: after a new one it goes on where it was, if the edge server still is in the same block.
+It carries out the edge server's messages one by one. Its state (layers, the activations that it sent last) outlives a
+connection: after it reconnects it goes on where it was, if the edge server is still in the same block.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from adaptsfl.training.statistics import evaluated, recorded, running_buffers
 from adaptsfl.training.timing import LayerTimes, time_layers
 
 LONGEST_WAIT_S, WAIT_GROWTH = 15.0, 1.5  # between two attempts to connect
-# Trying again would end in the same way.
+# Errors that a retry would not change.
 FINAL = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-# A server that refuses our certificate closes the connection without a reason. So does a proxy before its server is up.
+# A server that rejects our certificate closes the connection without a reason. So does a proxy before its server is up.
 RETRY_S = 60.0
 CLOSED, MOST_CLOSED = ("failed to connect", "Socket closed"), 4
 NO_STATISTICS: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
@@ -53,7 +53,7 @@ HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshak
 
 @dataclass
 class Held:
-    """What a device holds of a block."""
+    """A device's state in a block."""
 
     attempt: int
     block: int
@@ -62,8 +62,8 @@ class Held:
     next_round: int
     device: DeviceSide
     pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
-    learned: int = 0  # the last round whose gradients it followed
-    evaluated: bool = False  # all test samples were sent, if that was asked for
+    learned: int = 0  # the last round whose gradients it applied
+    evaluated: bool = False  # whether all test samples were sent
     fed_downlink: float = 0.0
 
 
@@ -71,12 +71,12 @@ class DeviceParty:
     """One device of a run.
 
     Args:
-        data: files of its own; without them it takes its part of the recipe's dataset.
+        data: the device's own files; without them it takes its part of the recipe's dataset.
         allowed: factories that the servers may name.
-        floor: the least cut that this device accepts, whatever the servers say.
+        floor: the smallest cut that this device accepts, even if the servers allow smaller ones.
         retry_s: how long to retry while the server closes every connection during the handshake.
-        probe_links: whether to send megabytes to measure links before training; else its rounds will tell.
-        say: called with what people may want to know.
+        probe_links: whether to send megabytes to measure links before training; else its rounds measure them.
+        say: called with every line for the log.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DeviceParty:
         self.terms: Terms | None = None
         self.held: Held | None = None
         self._settings = ""  # the settings, as text
-        self._of_use = False  # whether anything came of this connection
+        self._of_use = False  # whether this connection has brought gradients
         self._backward_s = self._downlink = 0.0
         self._ready: wire.Ready | None = None
 
@@ -144,7 +144,7 @@ class DeviceParty:
             try:
                 await stream.write(wire.FromDevice(hello=hello))
                 return await self._obey(stream, links)
-            except asyncio.InvalidStateError:  # the connection was lost while we wrote; reading tells why
+            except asyncio.InvalidStateError:  # the connection was lost while we wrote; reading raises the cause
                 await read_to_end(stream)
                 return None
             except (BadMessage, InvalidInput, NotWritten, TrainingDiverged) as error:
@@ -152,7 +152,7 @@ class DeviceParty:
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await stream.write(wire.FromDevice(failure=failure))
                     await stream.done_writing()
-                    await read_to_end(stream)  # else it might end before that was sent
+                    await read_to_end(stream)  # else the connection might end before that was sent
                 raise
 
     async def _obey(self, stream: Any, links: dict[str, Calls]) -> str | None:
@@ -178,7 +178,7 @@ class DeviceParty:
                 case "stop":
                     if message.stop.done:
                         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                            await stream.done_writing()  # which tells the edge server that we know
+                            await stream.done_writing()  # tells the edge server that this device is informed
                             await read_to_end(stream)
                         return str(message.stop.reason)
                     self.say(message.stop.reason)
@@ -186,7 +186,7 @@ class DeviceParty:
                     raise BadMessage(f"the edge server sent {kind or 'nothing'} where it had no place")
 
     async def _prepare(self, welcome: wire.Welcome, links: dict[str, Calls]) -> None:
-        """Build the model, read the data and measure what this device can do; once."""
+        """Build the model, read the data and measure this device's speed and links; once."""
         if self.terms is not None:
             if welcome.settings != self._settings:
                 raise BadMessage("the edge server's settings are not those of before")
@@ -216,7 +216,7 @@ class DeviceParty:
         return time_layers(self.model, inputs[:1], terms.batch_size)
 
     async def _begin(self, plan: wire.Plan, stream: Any, fed: Calls) -> None:
-        """Follow a plan: fetch the layers, unless they are here already, and train the next round."""
+        """Follow a plan: fetch the layers, unless this device already holds them, and train the next round."""
         if self.terms is None:
             raise BadMessage("the edge server sent a plan before its settings")
         if not self.floor <= plan.cut <= self.model.layers:
@@ -232,7 +232,7 @@ class DeviceParty:
             await self._evaluate(stream)
         if held.pending is not None:
             await write(stream, *held.pending)
-        else:  # also if it was away when the others went on
+        else:  # also if it was disconnected when the other devices went on
             await self._send(stream, plan.next_round)
 
     async def _fetch(self, plan: wire.Plan, fed: Calls) -> None:
@@ -245,7 +245,7 @@ class DeviceParty:
         self.say(f"block {plan.block}: {rounds}, cut {plan.cut}")
 
     async def _send(self, stream: Any, round_: int) -> None:
-        """Run the device's layers on the mini-batch of a round and send what comes out."""
+        """Run the device's layers on the mini-batch of a round and send the activations."""
         held = self._holding()
         if not 1 <= round_ <= held.last_round:
             held.pending = None
@@ -268,13 +268,13 @@ class DeviceParty:
         return header, [label_data, data]
 
     async def _learn(self, gradients: wire.Gradients, stream: Any) -> bool:
-        """Carry the gradients back through the device's layers, then go on with the next round.
+        """Run the backward pass through the device's layers, then go on with the next round.
 
-        Returns whether the connection is still there; if not, the edge server is asked for them again.
+        Returns whether the connection is still open; if not, the device requests the gradients again.
         """
         held = self._holding()
         assert self.terms is not None
-        again = gradients.round <= held.learned  # an answer that crossed our asking for it over a new connection
+        again = gradients.round <= held.learned  # a duplicate: they were requested again after a reconnect
         if not again and (held.pending is None or held.pending[0].round != gradients.round):
             raise BadMessage(f"the edge server sent gradients of round {gradients.round}, which was not asked for")
         shape, dtype = held.device.activations.shape, self.terms.recipe.model.wire_dtype
@@ -301,7 +301,7 @@ class DeviceParty:
         return True
 
     async def _estimate(self, round_: int, stream: Any, fed: Calls) -> None:
-        """Send what batch-norm's statistics are estimated from: moments to the fed server, activations to the edge."""
+        """Send data to estimate batch-norm's statistics: moments to the fed server, activations to the edge server."""
         held, client = self._holding(), FedClient(fed, self.template)
         layers = range(1, held.cut + 1)
         x, labels = self.data.at(round_)
@@ -316,7 +316,7 @@ class DeviceParty:
         await write(stream, header, parts)
 
     async def _evaluate_estimated(self, attempt: int, stream: Any, fed: Calls) -> None:
-        """Evaluate with merged statistics, and go on; if the fed server has lost them, go on without."""
+        """Evaluate with merged statistics, and go on; if the fed server has lost them, skip the evaluation."""
         held = self._holding()
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
@@ -341,7 +341,7 @@ class DeviceParty:
         held.evaluated = True
 
     async def _deliver(self, attempt: int, stream: Any, fed: Calls) -> None:
-        """Take the layers to the fed server."""
+        """Deliver the layers to the fed server."""
         held = self._holding()
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
@@ -350,8 +350,8 @@ class DeviceParty:
             await asyncio.to_thread(self.template.check, states)
         except BadMessage as error:
             raise TrainingDiverged(f"layers of this device contain NaN or infinity: {error}") from None
-        # If the fed server does not know the block it was restarted, and the edge server asks for the layers again once
-        # it has told it of the block.
+        # A fed server that does not know the block was restarted. The edge server opens the block there again, and then
+        # asks for the layers again.
         moved = await retried(partial(FedClient(fed, self.template).deliver, attempt, self.party.name, states))
         if moved is None:
             return
@@ -365,6 +365,6 @@ class DeviceParty:
 
 
 def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRates) -> wire.Ready:
-    """Return what a device says once it knows itself."""
+    """Return the message with a device's samples and measurements."""
     rates = wire.Rates(uplink=edge.uplink, downlink=edge.downlink, fed_uplink=fed.uplink, fed_downlink=fed.downlink)
     return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)

@@ -1,1 +1,1 @@
-"""The edge server: carries out the protocol, computes the common layers, conducts the run."""
+"""The edge server: carries out the protocol, trains the common layers, conducts the run."""

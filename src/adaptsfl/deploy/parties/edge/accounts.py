@@ -1,4 +1,4 @@
-"""The edge server's accounts: how long the phases of its rounds took, and what a block leaves in the record."""
+"""Time accounting at the edge server: the seconds of every phase, and the record of a block."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +17,7 @@ class Accounts:
     """Charges the time of blocks to phases.
 
     Args:
-        names: of all devices, in the fleet's order.
+        names: the names of all devices, in the fleet's order.
     """
 
     def __init__(self, names: Sequence[str], shapes: Shapes, measured: MeasuredFleet) -> None:
@@ -26,12 +26,12 @@ class Accounts:
     def note_round(
         self, block: Ledger, number: int, arrivals: Mapping[int, Arrival], loss: float, answered: float, turn_s: float
     ) -> tuple[dict[str, float], float]:
-        """Charge one round, as it was for the device whose activations came last; return its phases, and all of it.
+        """Charge one round, as the device with the last activations saw it; return its phases, and its total time.
 
         Args:
-            arrivals: of all devices that took part.
-            answered: when its gradients were on their way.
-            turn_s: the server's share of the time since the last activations came.
+            arrivals: the activations of all devices that took part.
+            answered: when the gradients were sent.
+            turn_s: the server's share of the time since the last activations arrived.
         """
         present = tuple(sorted(arrivals))
         block.present.append(present)
@@ -49,14 +49,14 @@ class Accounts:
         return phases, block.clock.answered(answered, first=first)
 
     def note_deliveries(self, block: Ledger) -> None:
-        """Charge the time since the last answer, as it was for the device that delivered last."""
+        """Charge the time since the last gradients were sent, as the device that delivered last saw it."""
         if block.delivered_last is not None:
             device, at, rate = block.delivered_last
             upload_s = self.layer_bits(block.cuts[device]) / rate if rate > 0 else 0.0
             block.clock.passed(at, self.names[device], b1=upload_s, **self._back_s(block, device))
 
     def predicted(self, scene: Scene, cuts: Sequence[int]) -> dict[str, float]:
-        """Return the seconds of every phase of one round, and of one averaging, as the latency model has them."""
+        """Return the seconds of every phase of one round and of one averaging, as the latency model predicts them."""
         times = latency.phase_times(scene.costs, scene.fleet, np.array(cuts), self.measured.batch_size)
         return {time.phase: time.seconds for time in times}
 
@@ -66,7 +66,7 @@ class Accounts:
         began_s: float,
         ended_s: float,
     ) -> Trained:
-        """Return what a block gave, which began and ended so many seconds after the run did."""
+        """Return the result of a block that began and ended so many seconds after the start of the run."""
         assert block.averaged is not None
         evaluations = () if block.evaluation is None else (block.evaluation,)
         took_part = {device for present in block.present for device in present}
@@ -93,7 +93,7 @@ class Accounts:
         )
 
     def layer_bits(self, cut: int) -> float:
-        """Return the bits of the layers that a device with this cut takes to the fed server."""
+        """Return the bits of the layers that a device with this cut delivers to the fed server."""
         return float(self.measured.nominal.client_model_bits[cut - 1])
 
     def _back_s(self, block: Ledger, device: int) -> dict[str, float]:
@@ -105,5 +105,5 @@ class Accounts:
         return {"a4": bits / header.downlink if header.downlink > 0 else 0.0, "a5": header.backward_s}
 
     def _fetch_s(self, block: Ledger, device: int) -> float:
-        """Return the seconds of a device's last fetching of layers, as far as is known."""
+        """Return the estimated seconds in which a device fetches its layers."""
         return self.layer_bits(block.cuts[device]) / self.measured.devices[device]["fed_downlink_bps"].rate

@@ -15,15 +15,15 @@ from adaptsfl.deploy.service import NotNow
 from adaptsfl.errors import BadMessage
 from adaptsfl.latency import EDGE_SERVER, FED_SERVER
 
-AT_ONCE = 8  # deliveries by the edge server itself: each is in memory as a file while it is sent
+AT_ONCE = 8  # concurrent deliveries by the edge server itself; each holds a file in memory while it is sent
 
 
 class Averaging:
-    """Has the layers of blocks brought to the fed server, and averaged there.
+    """Delivers layers of blocks to the fed server, and has them averaged there.
 
     Args:
-        own_layers: called with a device and its cut: its layers above the cut, which are with the edge server.
-        measure_divergence: whether the fed server is to say how far apart copies were before it averaged them.
+        own_layers: called with a device and its cut; returns its layers above the cut, which the edge server holds.
+        measure_divergence: whether the fed server measures how far apart copies are before it averages them.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Averaging:
         return events.Reopened(block.attempt, forgotten)
 
     async def deliver_own(self, block: Ledger, device: int, cut: int) -> events.Event:
-        """Take a device's layers above its cut to the fed server."""
+        """Deliver a device's layers above its cut to the fed server."""
         name = self.roster.by_number[device].name
         try:
             async with self._turns:
@@ -53,14 +53,14 @@ class Averaging:
                     await asyncio.to_thread(self.fed.template.check, states)
                     moved = await self.fed.retry(lambda: self.fed.deliver(block.attempt, name, states))
                     self.accounts.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
-        except BadMessage as error:  # what the device sent has ruined its layers
+        except BadMessage as error:  # the device's data made its layers unusable
             return events.OwnRefused(block.attempt, device, str(error))
         except NotNow:
             return events.BlockForgotten(block.attempt, device)
         return events.OwnDelivered(block.attempt, device)
 
     async def average(self, block: Ledger, devices: Collection[int]) -> events.Event:
-        """Have all copies of these devices averaged."""
+        """Have the fed server average the layers of these devices."""
         self.accounts.note_deliveries(block)
         block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
         weights, measured = self.roster.weights(devices), block.deepest if self.measure_divergence else 0

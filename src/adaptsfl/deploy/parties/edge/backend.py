@@ -1,4 +1,4 @@
-"""A real fleet as the place where a run trains: the loop of `runs` has a thread of its own, beside the event loop."""
+"""The backend of `runs` for a real fleet: the training loop has a thread of its own, beside the event loop."""
 
 import asyncio
 import threading
@@ -18,16 +18,16 @@ from adaptsfl.policies import Policy, make_policy
 from adaptsfl.runs.backend import Order, Scene, Trained
 from adaptsfl.runs.record import Block
 
-LONGEST_BLOCK = 1000  # rounds that a planner may let pass without an averaging: all that a crash can cost
-ENDING_S = 5.0  # for the loop's thread to end once it is told to; one in which a policy thinks may take longer
+LONGEST_BLOCK = 1000  # most rounds that a planner may choose between averagings; a crash loses at most these
+ENDING_S = 5.0  # timeout for the loop's thread to end; a policy that is still planning may take longer
 T = TypeVar("T")
 
 
 class Conducting(Protocol):
-    """Who carries out orders, on the event loop."""
+    """The party that carries out orders, on the event loop."""
 
     async def observe(self) -> Scene:
-        """Return who is here, once they are enough."""
+        """Return the connected devices, once they are enough."""
         ...
 
     async def train(self, order: Order, scene: Scene) -> Trained:
@@ -36,10 +36,10 @@ class Conducting(Protocol):
 
 
 class DeployedBackend:
-    """The seam of `runs`, for a conductor.
+    """Implements the backend interface of `runs` for a conductor.
 
-    Its methods are called in the loop's thread and wait there, so that neither a policy that takes its time nor a disk
-    keeps the event loop from its devices.
+    Its methods are called in the loop's thread and wait there, so that neither a slow policy nor a slow disk blocks the
+    event loop.
     """
 
     measures = False
@@ -57,14 +57,14 @@ class DeployedBackend:
         self._called: Future[Any] | None = None
         self._stopped = threading.Event()
 
-    # --- the seam of `runs` ---
+    # --- the backend interface of `runs` ---
 
     def observe(self, round_: int) -> Scene:
-        """Wait until enough devices are here; return what is known of them."""
+        """Wait until enough devices are connected; return them and their resources."""
         return self._call(self.conductor.observe())
 
     def check(self, decision: Decision) -> None:
-        """Refuse what devices and the fed server could not follow."""
+        """Reject decisions that devices and the fed server cannot carry out."""
         if decision.interval is None or decision.layer_intervals or decision.placed is not None:
             problem = f"{self.policy.title} averages some layers at other times than others, or never"
             raise InvalidInput("run.policies", problem, "A deployment averages all client-specific layers together")
@@ -73,7 +73,7 @@ class DeployedBackend:
             raise InvalidInput("deploy.cut_floor", problem, "Lower it, or give cuts from it on")
 
     def block_rounds(self, decision: Decision) -> int:
-        """Return the interval: with every averaging the run can be gone on with, so every one ends a block."""
+        """Return the interval: a run can resume after every averaging, so every averaging ends a block."""
         assert decision.interval is not None
         return decision.interval
 
@@ -94,10 +94,10 @@ class DeployedBackend:
     # --- two threads ---
 
     async def beside(self, work: Callable[[], T], interrupt: Callable[[], None] = lambda: None) -> T:
-        """Do some work in the loop's thread; whoever cancels this ends what it waits for, and then the thread.
+        """Do some work in the loop's thread; on cancellation, end the call that it waits for, and then the thread.
 
         Args:
-            interrupt: called when this is cancelled, to end what the work waits for by itself.
+            interrupt: called on cancellation, to end any other wait of the work.
         """
         self._event_loop, done = asyncio.get_running_loop(), Future[T]()
 
@@ -118,7 +118,7 @@ class DeployedBackend:
                 self._called.cancel()
             await asyncio.wait([waiting], timeout=ENDING_S)
             if waiting.done():
-                waiting.exception()  # how it ended does not matter, but asyncio complains of errors that nobody saw
+                waiting.exception()  # retrieved only because asyncio warns of errors that were never retrieved
             raise
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -127,7 +127,7 @@ class DeployedBackend:
             work.close()
             raise asyncio.CancelledError
         self._called = called = asyncio.run_coroutine_threadsafe(work, self._event_loop)
-        if self._stopped.is_set():  # meanwhile
+        if self._stopped.is_set():  # it may have been set meanwhile
             called.cancel()
         return called.result()
 

@@ -1,8 +1,8 @@
-"""Where the time of a block went: phases that add up to what a clock on the wall shows.
+"""The time of a block, split into phases that add up to wall-clock time.
 
-Everybody waits for somebody. Of a round that is the device whose activations came last: its download and backward pass
-after the answer before, its forward pass and upload, then the server's turn. So one device's times count, not the
-largest of each phase, which nobody may have had together.
+A round takes as long as its slowest device, whose activations arrive last: its download and backward pass after the
+previous gradients, its forward pass and upload, then the server's part. So the times of one device count, not the
+largest of each phase, which may belong to different devices.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from adaptsfl.latency import PHASES
 
-ALL = math.inf  # of the time that has passed
+ALL = math.inf  # as the seconds of a phase: all time that has passed
 
 
 class BlockClock:
@@ -18,8 +18,8 @@ class BlockClock:
 
     Attributes:
         seconds: by phase.
-        other_s: what no phase explains: planning, evaluation, waiting for those who stay away, messages on their way.
-        rounds_s: of every round but the first, which begins with fetching layers: from one answer to the next.
+        other_s: time outside all phases: planning, evaluation, waiting for absent devices, message latency.
+        rounds_s: of every round but the first, which includes fetching layers: from one answer to the next.
     """
 
     def __init__(self, began: float) -> None:
@@ -27,12 +27,12 @@ class BlockClock:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.other_s = 0.0
         self.rounds_s: list[float] = []
-        self._waited: defaultdict[tuple[str, str], float] = defaultdict(float)  # for whom, and in which phase
+        self._waited: defaultdict[tuple[str, str], float] = defaultdict(float)  # by party and phase
 
     def passed(self, now: float, who: str = "", **phases: float) -> dict[str, float]:
-        """Give the time since the last call to phases, in order, as far as it reaches; return what each got.
+        """Split the time since the last call among phases, in order, until it is used up; return the share of each.
 
-        What a device says about itself can thus be wrong, but never more than what has passed.
+        So a time that a device reports wrongly never exceeds the time that has passed.
         """
         left, self._at = max(0.0, now - self._at), max(now, self._at)
         given = {}
@@ -45,28 +45,28 @@ class BlockClock:
         return given
 
     def answered(self, now: float, *, first: bool) -> float:
-        """Note that a round's gradients are on their way; return how long the round took."""
+        """Record that a round's gradients were sent; return how long the round took."""
         took, self._answered = now - self._answered, now
         if not first:
             self.rounds_s.append(took)
         return took
 
     def begin_rounds(self, now: float) -> None:
-        """Note that devices know the plan: the first round begins."""
+        """Record that the first round begins: devices have the plan."""
         self._answered = now
 
     @property
     def bottleneck(self) -> tuple[str, str]:
-        """For whom everybody waited longest, and in which phase."""
+        """The party that was waited for longest, and in which phase."""
         return max(self._waited, key=lambda pair: self._waited[pair])
 
     @property
     def wall_s(self) -> float:
-        """All of it so far."""
+        """The block's wall-clock time so far."""
         return self._at - self._began
 
     def data(self) -> dict[str, object]:
-        """Return what a record keeps beside the phases."""
+        """Return the measured times for the record, beside the phases."""
         averaging_s = sum(seconds for phase, seconds in self.seconds.items() if phase.startswith("b"))
         return {
             "wall_s": self.wall_s,

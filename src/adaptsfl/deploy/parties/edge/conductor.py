@@ -1,7 +1,7 @@
-"""Conducts a run at the edge server: plans, opens blocks, has them trained and averaged, keeps what came of them.
+"""Conducts a run at the edge server: plans, opens blocks, has them trained and averaged, records their results.
 
 The life of a block: decide, open the block at the fed server, hand it to the protocol, which trains I rounds and
-has all layers averaged; then note where we are. Whatever stops the server, it goes on from the last such note.
+has all layers averaged; then write a checkpoint. A restarted server resumes from the last checkpoint.
 """
 
 import math
@@ -43,9 +43,9 @@ from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.recipe import about_run, check_run, norm_remark, reestimates
 from adaptsfl.training.timing import time_layers
 
-SHUTDOWN_S = 30.0  # for devices that are away when the run ends to come and hear of it
+SHUTDOWN_S = 30.0  # for devices that are disconnected when the run ends to reconnect and be informed
 LAST_ATTEMPTS = 3  # to re-estimate the final model's statistics, while servers are restarted or devices fail
-PREPARING_S = 90.0  # and for those who are connected, but do not listen while they measure their links
+PREPARING_S = 90.0  # more for devices that are connected, but read no messages while they measure their links
 
 
 class Conductor:
@@ -53,13 +53,13 @@ class Conductor:
 
     Args:
         fed: the fed server.
-        folder: for the record and the checkpoint.
-        say: called with what people may want to know.
+        folder: the folder of the record and the checkpoint.
+        say: called with every line for the log.
 
     Attributes:
-        board: what people see while it runs.
-        protocol: who is here, and where the block under way stands.
-        executor: carries out what the protocol wants to be done.
+        board: the status that people see while it runs.
+        protocol: the connected devices, and the state of the block under way.
+        executor: carries out the protocol's actions.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Conductor:
 
     @property
     def progress(self) -> RunProgress:
-        """How far the run is."""
+        """The progress of the run."""
         return self.executor.progress
 
     @progress.setter
@@ -147,14 +147,14 @@ class Conductor:
             self.journal.save(self.progress, self._common_at_close)
 
     async def _wait_for_start(self) -> None:
-        """Wait for all devices but those that cannot; after a while for as many as are needed."""
+        """Wait for all devices that can take part; after the start deadline, for a quorum."""
         deadline = time.monotonic() + self.recipe.deploy.start_deadline_s
         while not self.protocol.may_start(time.monotonic(), deadline):
             self.roster.wait_for(f"devices: {len(self.protocol.here())} of {self.terms.devices} are here")
             await self.roster.change(deadline - time.monotonic() if self.protocol.enough() else math.inf)
 
     async def observe(self) -> Scene:
-        """Return who is here, once they are enough, and what was measured of them."""
+        """Return the connected devices, once they are enough, and their measured resources."""
         await self.roster.enough()
         members = self.protocol.here()
         numbers = tuple(member.number for member in members)
@@ -176,7 +176,7 @@ class Conductor:
         """Open a block at the fed server, and place its layers."""
         assert decision.interval is not None
         planned = dict(zip(scene.members, decision.cuts, strict=True))
-        least = min(planned.values())  # for those who come while it runs
+        least = min(planned.values())  # for devices that join while it runs
         cuts = tuple(planned.get(number, least) for number in range(self.terms.devices))
         deepest, before = max(cuts), self.edge_model.deepest
         opening = wire.Opening(
@@ -218,7 +218,7 @@ class Conductor:
         return moved.states
 
     async def _carry_out(self, block: Ledger, *, evaluate: bool, result_wanted: bool = True) -> None:
-        """Let the protocol lead a block to its end."""
+        """Run a block by the protocol, until it ends."""
         block.estimated = evaluate and self.reestimates
         if block.rounds:
             block.clock.begin_rounds(time.perf_counter())
@@ -238,7 +238,7 @@ class Conductor:
         )
 
     def _note(self, block: Ledger) -> None:
-        """Note where we are after an averaging."""
+        """Record the progress after an averaging."""
         assert block.averaged is not None
         self.progress.version, self.progress.divergence = block.averaged.version, block.averaged.divergence
         self.progress.deepest = block.deepest
@@ -247,7 +247,7 @@ class Conductor:
         self._common_at_close = self.edge_model.common_states()
 
     async def _finish(self) -> None:
-        """Evaluate once more, put the model together, and send everybody home."""
+        """Evaluate once more, have the complete model written, and tell all devices that the run is over."""
         for attempt in range(LAST_ATTEMPTS + 1):
             wanted = attempt < LAST_ATTEMPTS
             estimated = wanted and await self._evaluate_last()
@@ -263,13 +263,13 @@ class Conductor:
             except NotNow as error:
                 if not estimated:
                     raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
-                # it was restarted, and has lost the statistics
+                # the fed server was restarted, and has lost the statistics
         self._write_run("done")
         joined = [device.number for device in self.protocol.devices if device.samples]
         await self._announce_end(joined, self._how_it_ended())
 
     async def _hand_over(self, common: LayerStates, *, statistics: bool) -> None:
-        """Let the fed server put the model together."""
+        """Have the fed server write the complete model."""
         version = self.progress.version
         await self.fed.retry(lambda: self.fed.finish(version, common, statistics=statistics))
 
@@ -282,7 +282,7 @@ class Conductor:
         cuts = tuple(self._last_cuts[number] for number in scene.members)
         block = await self._opened(Decision(cuts, 1), 0, scene)
         await self._carry_out(block, evaluate=True, result_wanted=untested)
-        self.roster.check()  # before a model is written that makes no sense
+        self.roster.check()  # raise errors before a broken model is written
         if block.evaluation is not None:
             _, accuracy, _ = block.evaluation
             self.loop.evaluated_last(accuracy)
@@ -293,21 +293,21 @@ class Conductor:
         return f"{self.ended_by}, {self.progress.rounds} rounds"
 
     async def _announce_end(self, devices: Sequence[int], why: str) -> None:
-        """Tell devices that the run is over, also those that are away for a moment."""
+        """Tell devices that the run is over, also those that are disconnected for a moment."""
         reason = f"the run is over ({why})"
         await self.executor.outcome(RunOver(reason, tuple(devices), SHUTDOWN_S, PREPARING_S))
 
     def shut_down(self) -> None:
-        """End all that is under way."""
+        """Cancel all tasks and computations."""
         self.executor.shut_down()
 
-    # --- remembering ---
+    # --- checkpoint ---
 
     def _elapsed(self) -> float:
         return self._before_s + time.monotonic() - self._began
 
     async def _resume(self) -> bool:
-        """Go on from the checkpoint, if there is one; return whether nothing is left to be done."""
+        """Resume from the checkpoint, if there is one; return whether the run is already done."""
         found = self.journal.begin()
         if found is not None:
             self.progress, states, blocks = found
@@ -336,7 +336,7 @@ class Conductor:
         done = {"rounds": self.progress.rounds} if status == "done" else {}
         self.journal.write_run({**info, **how, **done})
 
-    # --- small things ---
+    # --- helpers ---
 
     def _show_plan(self, block: Ledger) -> None:
         cuts = ", ".join(str(block.cuts[k]) for k in block.scene.members)
@@ -347,7 +347,7 @@ class Conductor:
         self.board.update(block=block.number, interval=block.interval, deepest=block.deepest)
 
     def _measured(self, example: Tensor) -> MeasuredFleet:
-        """Return what is known of the fleet: as good as nothing, but how fast this server seems to be."""
+        """Return the resources of the fleet before any device has joined: only this server's speed is measured."""
         terms, recipe = self.terms, self.recipe
         nominal = costs_of(self.model, example, recipe.model, terms.batch_size, recipe.training.optimizer)
         measured = MeasuredFleet(nominal, terms.names, terms.batch_size, terms.optimizer)

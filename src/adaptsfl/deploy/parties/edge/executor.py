@@ -1,7 +1,7 @@
-"""Carries out what the protocol wants to be done: messages to devices, computing, calls of the fed server.
+"""Carries out the protocol's actions: messages to devices, computing, calls of the fed server.
 
-Everything that happens comes here as an event, one after another; what takes time runs as a task, and its end is an
-event again. All computing runs in one thread, in the order in which it was asked for.
+The executor handles events one after another; work that takes time runs as a task, whose end is an event again. All
+computing runs in one thread, in the order of the requests.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ class Executor:
     """Drives the protocol of a run.
 
     Args:
-        settings: what devices are welcomed with.
-        measure_divergence: whether the fed server is to say how far apart copies were before it averaged them.
+        settings: the settings that are sent to devices with the welcome.
+        measure_divergence: whether the fed server measures how far apart copies are before it averages them.
 
     Attributes:
-        progress: how far the run is.
-        ledger: the books of the block under way; None between two blocks.
-        arrivals: activations that have come for the open round, by device.
+        progress: the progress of the run.
+        ledger: the ledger of the block under way; None between two blocks.
+        arrivals: activations that have arrived for the open round, by device.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Executor:
     # --- events ---
 
     def handle(self, event: events.Event) -> None:
-        """Take in an event, and begin what it leads to; an error ends the run."""
+        """Handle an event, and start the actions that follow; an error ends the run."""
         self._events.append(event)
         if self._handling:
-            return  # its turn comes after what is being carried out
+            return  # it is handled after the present event
         self._handling = True
         try:
             while self._events:
                 for action in self.protocol.handle(self._events.popleft(), time.monotonic()):
                     getattr(self, HANDLERS[type(action)])(action)
-        except Exception as error:  # whoever called would end one connection, and the work would never be done
+        except Exception as error:  # if raised here, it would end one connection only, and the run would hang
             self._ended(error)
         finally:
             self._handling = False
@@ -97,7 +97,7 @@ class Executor:
         self.roster.wake()
 
     def tick(self) -> None:
-        """Let the protocol look whether a deadline has passed."""
+        """Let the protocol check its deadlines."""
         self.handle(events.DeadlinePassed())
 
     def _set_timer(self) -> None:
@@ -108,14 +108,14 @@ class Executor:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self.tick)
 
     async def outcome(self, event: events.Event) -> None:
-        """Take in an event that opens a block, or ends the run; wait until the block, or the shutdown, is over."""
-        self.roster.check()  # what failed between two blocks
+        """Handle an event that opens a block, or ends the run; wait until the block, or the shutdown, is over."""
+        self.roster.check()  # raise an error that occurred between two blocks
         self._outcome = asyncio.get_running_loop().create_future()
         self.handle(event)
         await self._outcome
 
     def shut_down(self) -> None:
-        """End all that is under way."""
+        """Cancel all tasks and computations."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
@@ -123,7 +123,7 @@ class Executor:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, error: BaseException | None = None) -> None:
-        """Wake up what waits for the block, or raise an error there."""
+        """Wake up the caller that waits in `outcome`, or raise an error there."""
         if self._outcome is None or self._outcome.done():
             if isinstance(error, Exception):
                 self.roster.give_up(error)
@@ -133,7 +133,7 @@ class Executor:
             self._outcome.set_exception(error)
 
     def _start(self, work: Coroutine[Any, Any, events.Event | None]) -> "asyncio.Task[None]":
-        """Do something that takes time; what it returns is an event, and an error ends the run."""
+        """Run work as a task; the event that it returns is handled, and an error ends the run."""
 
         async def guarded() -> None:
             try:
@@ -149,7 +149,7 @@ class Executor:
         return task
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do some work in the thread that computes; it is done even if the device that it is for leaves meanwhile."""
+        """Run work in the computing thread; it is completed even if its device disconnects meanwhile."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments))
 
     # --- connections ---
@@ -162,7 +162,7 @@ class Executor:
         return session
 
     def disconnect(self, session: Session, *, violated: bool, informed: bool) -> None:
-        """Forget a connection that is over."""
+        """Remove a connection that is over."""
         self._sessions.pop(session.number, None)
         self.handle(events.Disconnected(session.number, violated, informed))
 
@@ -245,7 +245,7 @@ class Executor:
         self._work_for(session, work())
 
     def _work_for(self, session: Session, work: Coroutine[Any, Any, events.Event | None]) -> None:
-        """Compute with what a device has sent; an error ends its connection, and not the run."""
+        """Compute with a device's activations; an error ends its connection, and not the run."""
 
         async def guarded() -> events.Event | None:
             try:
@@ -377,5 +377,5 @@ HANDLERS = {action: _handler(action) for action in do.Action.__subclasses__()}
 
 
 def _smoothed(before: float | None, now: float) -> float:
-    """Return what people are shown of something that is measured every round."""
+    """Return a moving average of a measurement of every round, for the status display."""
     return before + (now - before) / 10 if before else now

@@ -1,4 +1,4 @@
-"""What the edge server keeps on disk: the record of its blocks, as simulated runs have it, and one checkpoint."""
+"""The edge server's files: the record of its blocks, in the format of simulated runs, and one checkpoint."""
 
 import dataclasses
 import json
@@ -26,14 +26,14 @@ ANEW = "Begin anew in an empty folder"
 
 @dataclass
 class RunProgress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        version: of the averaged layers at the fed server.
+        version: the version of the averaged layers at the fed server.
         deepest: L_c, above which layers are common.
         evaluated_at: the last round after which the model was evaluated.
         seconds: since the run began, without the time in which the server was down or waited for the first devices.
-        divergence: of every client-specific layer when it was last averaged, where that is measured.
+        divergence: of every client-specific layer when it was last averaged, if it is measured.
     """
 
     rounds: int = 0
@@ -52,7 +52,7 @@ class Journal:
         self.folder, self.terms = folder, terms
 
     def begin(self) -> tuple[RunProgress, LayerStates, list[Block]] | None:
-        """Return where an earlier process stopped, the common layers then, and its blocks; None if there was none."""
+        """Return the progress, common layers and blocks of an earlier process; None if there was none."""
         place = self.folder / CHECKPOINT
         if not place.exists():
             self._write_record([])
@@ -99,7 +99,7 @@ class Journal:
         self._write_record([*blocks, dataclasses.replace(last, evaluations=(*last.evaluations, row))])
 
     def save(self, progress: RunProgress, common: LayerStates) -> None:
-        """Write the checkpoint: all that a restarted server needs, in one file that is there whole or not at all."""
+        """Write the checkpoint: all that a restarted server needs, in one file that is replaced atomically."""
         about = {"terms": self.terms.to_json(), "progress": asdict(progress)}
         tensors = named(common) or {"0.nothing": torch.zeros(1)}
         with self._writing(CHECKPOINT):
@@ -108,12 +108,12 @@ class Journal:
             )
 
     def write_run(self, info: Mapping[str, Any]) -> None:
-        """Write run.json, as simulated runs have it."""
+        """Write run.json, in the format of simulated runs."""
         with self._writing(RUN):
             write_run(self.folder, info)
 
     def _run(self) -> dict[str, Any]:
-        """Return run.json; nothing, if it cannot be read."""
+        """Return the content of run.json; an empty dictionary if it cannot be read."""
         with suppress(OSError, ValueError):
             content = json.loads((self.folder / RUN).read_text(encoding="utf-8"))
             if isinstance(content, dict):

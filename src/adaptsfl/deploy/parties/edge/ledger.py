@@ -1,4 +1,4 @@
-"""The books of one block at the edge server: what was agreed with the fed server, and how long everything took."""
+"""The ledger of one block at the edge server: how it was opened at the fed server, and how long its phases took."""
 
 from dataclasses import dataclass, field
 
@@ -11,25 +11,25 @@ from adaptsfl.runs.backend import Scene
 
 @dataclass
 class Ledger:
-    """The books of one block.
+    """The ledger of one block.
 
     Attributes:
-        attempt: a number that no other block had.
-        number: from 1 on.
-        rounds: none in the block at a run's end, in which the model is only evaluated.
-        cuts: one per device of the fleet, also for those who may still come.
-        opening, brought: how the block was opened at the fed server, which may have to be repeated.
-        scene: who was there when it was planned, and what was known of them.
-        known: how many layers the fed server holds of it: L_c, or more where some become common with it.
+        attempt: a number that identifies the block; no other block of the run has it.
+        number: counts from 1.
+        rounds: their number; 0 in the last block of a run, which only evaluates the model.
+        cuts: one per device of the fleet, also for devices that are not connected.
+        opening, brought: the call that opened the block at the fed server, kept to be repeated.
+        scene: the connected devices when it was planned, and their resources.
+        known: how many layers the fed server holds: L_c, or more where some become common with this block.
         predicted: seconds of every phase of one round and of one averaging.
-        clock: how long everything took.
-        estimated: whether batch-norm's statistics are estimated before it is evaluated; `merged` once they were.
+        clock: the times of its phases.
+        estimated: whether batch-norm's statistics are estimated before the evaluation; `merged` once they are merged.
         over: whether the block is over.
         averaged: the fed server's answer.
         evaluation: round, accuracy and loss of the model with which it began.
-        delivered_last: who was the last to deliver, when, and at how many bits per second.
-        headers: by device: what came with its last activations.
-        present, losses: by round.
+        delivered_last: the last device to deliver, when it did, and at how many bits per second.
+        headers: by device: the header of its last activations.
+        present, losses: the devices and the loss of every round.
     """
 
     attempt: int
@@ -67,7 +67,7 @@ class Ledger:
 
     @property
     def predicted_s(self) -> float:
-        """How long all of it was thought to take."""
+        """The predicted time of the whole block."""
         every_round = sum(seconds for phase, seconds in self.predicted.items() if phase.startswith("a"))
         averaging = sum(seconds for phase, seconds in self.predicted.items() if phase.startswith("b"))
         return self.rounds * every_round + averaging

@@ -1,7 +1,7 @@
 """The edge server's part of the model: the common layers, and every device's own layers above its cut.
 
-The mathematics are those of `training.reference`; here are the layers' coming and going, and what protects the
-common layers from what a device may send. All of it runs in one thread, one call at a time.
+The mathematics are those of `training.reference`; this module loads and hands out layers, and protects the common
+layers from bad data of a device. All of it runs in one thread, one call at a time.
 """
 
 import math
@@ -21,10 +21,10 @@ from adaptsfl.training.reference import ServerSide
 from adaptsfl.training.settings import Statistics, sample_cross_entropy
 from adaptsfl.training.statistics import Moments, Norm, evaluated, recorded, running_buffers
 
-# A loss so many times the others' says nothing about the model; one step after it would leave nothing of what was
-# learned. Labels that are hard for a while, or rare, are far below.
+# A loss so many times larger than the others' is an outlier; one optimiser step on it would destroy the model. Losses
+# of labels that are hard for a while, or rare, are far below.
 ABSURD = 1e3
-# Before an update of layers that all devices share. Adam keeps squares, and the fed server takes numbers up to 1e9.
+# Limit before an update of shared layers. Adam keeps squares, and the fed server accepts numbers up to 1e9.
 LARGEST_GRADIENT = 3e4
 
 
@@ -37,7 +37,7 @@ class RejectedActivations(Exception):
 
 
 class EdgeModel:
-    """What the edge server computes with.
+    """The layers with which the edge server computes.
 
     Attributes:
         deepest: L_c.
@@ -48,25 +48,25 @@ class EdgeModel:
         common = [template.layer(number) for number in range(floor + 1, model.layers + 1)]
         self.server = ServerSide(common, statistics, template.settings, sample_cross_entropy)
         self.server.non_common = [[] for _ in range(devices)]
-        self._sent: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by device: activations, and its buffers before them
-        self._base: LayerStates = {}  # of the client-specific layers above the lowest cut, as the block began
-        self._running: dict[int, dict[str, Tensor]] = {}  # by layer, batch-norm's statistics for evaluations
+        self._sent: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by device: activations, and the buffers before them
+        self._base: LayerStates = {}  # client-specific layers above the lowest cut, as the block began
+        self._running: dict[int, dict[str, Tensor]] = {}  # by layer: batch-norm's statistics for evaluations
 
     def common_states(self) -> LayerStates:
-        """Return the common layers, for a checkpoint or for the whole model."""
+        """Return the common layers, for a checkpoint or for the complete model."""
         return {number: layer.state() for number, layer in enumerate(self.server.common, start=self.deepest + 1)}
 
     def load_common(self, states: LayerStates, deepest: int) -> None:
-        """Go on with other common layers."""
+        """Replace the common layers."""
         self.deepest = deepest
         self.server.common = [self.template.layer(number, state) for number, state in sorted(states.items())]
 
     def becoming_specific(self, deepest: int) -> LayerStates:
-        """Return the common layers that another L_c makes client-specific."""
+        """Return the common layers that become client-specific with a new L_c."""
         return {number: state for number, state in self.common_states().items() if number <= deepest}
 
     def place(self, deepest: int, fetched: LayerStates) -> None:
-        """Begin a block: take averaged layers that become common with it, and keep those of single devices."""
+        """Begin a block: load averaged layers that become common, and keep the client-specific ones for `admit`."""
         common = {number: state for number, state in self.common_states().items() if number > deepest}
         common |= {number: state for number, state in fetched.items() if number > deepest}
         self.load_common(common, deepest)
@@ -75,7 +75,7 @@ class EdgeModel:
         self.server.non_common = [[] for _ in self.server.non_common]
 
     def admit(self, device: int, cut: int) -> None:
-        """Give a device its own layers above the cut, as they were when the block began."""
+        """Create a device's own layers above the cut, with the weights with which the block began."""
         self.server.non_common[device] = [
             self.template.layer(number, self._base[number]) for number in range(cut + 1, self.deepest + 1)
         ]
@@ -85,7 +85,7 @@ class EdgeModel:
         return {number: layer.state() for number, layer in enumerate(self.server.non_common[device], start=cut + 1)}
 
     def receive(self, device: int, activations: Tensor) -> None:
-        """Run a device's own layers on what it sent, while others still send."""
+        """Run a device's own layers on its activations, while other devices still send."""
         activations = _laid_out(activations)
         self._sent[device] = activations, [buffer.clone() for buffer in _buffers(self.server.non_common[device])]
         self.server.receive(device, activations)
@@ -93,7 +93,7 @@ class EdgeModel:
     def train(
         self, round_: int, present: Sequence[int], labels: Mapping[int, Tensor], weights: Sequence[float]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Train on what the present devices sent for round 1, 2, …; return their losses and gradients.
+        """Train on the activations of the present devices in round 1, 2, …; return their losses and gradients.
 
         Raises `RejectedActivations`, and leaves all layers as they were, if a device's activations lead to NaN,
         infinity or absurd losses.
@@ -112,7 +112,7 @@ class EdgeModel:
             for device in present:
                 activations, buffers = self._sent[device]
                 _restore(self.server.non_common[device], buffers)
-                if device not in rejected:  # the others are trained in a second try, for which their graphs are needed
+                if device not in rejected:  # the second attempt needs the others' autograd graphs
                     self.receive(device, activations.detach())
             raise RejectedActivations(rejected)
         self.server.update(round_)
@@ -120,10 +120,10 @@ class EdgeModel:
         return losses, gradients
 
     def estimate(self, sent: Mapping[int, Tensor], weights: Mapping[int, float]) -> dict[Norm, Moments]:
-        """Return the moments of batch-norm in all layers that run here, on what devices sent for it; nothing changes.
+        """Return the moments of batch-norm in all layers at the edge server, for these activations; no layer changes.
 
         As in training, a device's samples are normalised by themselves in its own layers. Raises `RejectedActivations`
-        if what a device sent leads to NaN or infinity.
+        if a device's activations lead to NaN or infinity.
         """
         pooled = self.server.statistics == "pooled"
         parts: dict[Norm, list[Moments]] = {}
@@ -154,12 +154,12 @@ class EdgeModel:
         }
 
     def estimated(self, states: LayerStates) -> LayerStates:
-        """Return layers with the statistics that evaluations use."""
+        """Return layers with the statistics of `take_statistics`."""
         buffers = {n: {f"buffers.{name}": value for name, value in own.items()} for n, own in self._running.items()}
         return {number: {**state, **buffers.get(number, {})} for number, state in states.items()}
 
     def evaluate(self, device: int, activations: Tensor, labels: Tensor) -> tuple[int, float, int]:
-        """Return how many of a device's test samples are recognised, the sum of their losses, and their number."""
+        """Return how many of a device's test samples are classified correctly, the sum of losses, and their number."""
         outputs = evaluated(self._pieces(device), self._running, activations).flatten(0, -2)
         flat = labels.flatten()
         right = int((outputs.argmax(1) == flat).sum())
@@ -169,34 +169,34 @@ class EdgeModel:
         return right, loss, len(flat)
 
     def _pieces(self, device: int) -> dict[int, nn.Module]:
-        """Return the layers that run here for a device, by number."""
+        """Return the layers that the edge server runs for a device, by number."""
         own = self.server.non_common[device]
         layers = [*own, *self.server.common]
         return dict(enumerate((layer.piece for layer in layers), start=self.deepest - len(own) + 1))
 
     def _absurd(self, present: Sequence[int], losses: Sequence[float]) -> list[int]:
-        """Return the outliers: whose loss is NaN or infinite, or far from that of most others."""
+        """Return the outliers: devices whose loss is NaN or infinite, or far above the median."""
         finite = [loss for loss in losses if math.isfinite(loss)]
         limit = ABSURD * max(1.0, median(finite)) if len(finite) > 2 else math.inf
         return [device for device, loss in zip(present, losses, strict=True) if not (loss < math.inf and loss <= limit)]
 
     def _swollen(self, present: Sequence[int], common: Sequence[Tensor]) -> list[int]:
-        """Return whose activations drove running statistics beyond reason: batch-norm hides that from the loss."""
+        """Return devices whose activations drove running statistics out of bounds, which the loss does not show."""
         own = [device for device in present if _grown(self._sent[device][1], self.server.non_common[device])]
         return own or ([self._largest(present)] if _grown(common, self.server.common) else [])
 
     def _largest(self, present: Sequence[int]) -> int:
-        """Return who sent the largest activations."""
+        """Return the device with the largest activations."""
         return max(present, key=lambda device: float(self.server.received(device).abs().max()))
 
 
 def _sound(found: Mapping[Norm, Moments]) -> bool:
-    """Whether moments, and the running statistics that they give, are within reason."""
+    """Whether moments, and the running statistics that they give, are within bounds."""
     return all(plausible(moments) and _bounded(moments.running[1], LARGEST) for moments in found.values())
 
 
 def _laid_out(activations: Tensor) -> Tensor:
-    """Return activations as convolutions are fastest with: channels last."""
+    """Return activations in the memory format in which convolutions are fastest: channels last."""
     images = activations.dim() == 4
     return activations.contiguous(memory_format=torch.channels_last) if images else activations
 
@@ -206,7 +206,7 @@ def _buffers(layers: Sequence[Layer]) -> list[Tensor]:
 
 
 def _grown(before: Sequence[Tensor], layers: Sequence[Layer]) -> bool:
-    """Whether a buffer has changed and is out of bounds now; some, such as masks, have large numbers on purpose."""
+    """Whether a buffer has changed and is out of bounds now; unchanged ones, such as masks, may hold large numbers."""
     after = _buffers(layers)
     return any(not torch.equal(old, new) and not _bounded(new, LARGEST) for old, new in zip(before, after, strict=True))
 
@@ -218,5 +218,5 @@ def _restore(layers: Sequence[Layer], values: Sequence[Tensor]) -> None:
 
 
 def _bounded(tensor: Tensor, most: float = LARGEST_GRADIENT) -> bool:
-    """Whether all numbers are within reason, which NaN is not; without a copy of them."""
+    """Whether all numbers are within bounds, which NaN is not; makes no copy."""
     return not tensor.numel() or all(abs(float(end)) <= most for end in tensor.aminmax())

@@ -1,8 +1,8 @@
 """Before an evaluation: batch-norm's statistics, estimated on the last mini-batches, are merged over all devices.
 
 The moments of a device's own layers go to the fed server; those of the layers that run at the edge server are measured
-there, on activations that devices send for it. The fed server merges both, and hands back to each what it evaluates
-with. Whatever is lost on the way costs one evaluation, and training goes on.
+there, on activations that devices send for it. The fed server merges both, and returns to each party the statistics of
+its layers. If moments are lost on the way, one evaluation is skipped, and training goes on.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,7 +23,7 @@ class Reestimation:
     """Carries out estimations.
 
     Args:
-        compute: lets the edge server's model do some work.
+        compute: runs a function in the thread of the edge server's model.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Reestimation:
         self.compute = compute
 
     async def estimate(self, block: Ledger, sent: Mapping[int, Tensor]) -> events.Event:
-        """Merge the statistics of the model with which a block begins, from what devices sent; return how it ended."""
+        """Merge batch-norm's statistics for the model with which a block begins; return the resulting event."""
         weights = {device: self.roster.weight(device) for device in sent}
         try:
             own = await self.compute(self.edge_model.estimate, dict(sorted(sent.items())), weights)
@@ -52,7 +52,7 @@ class Reestimation:
         return events.MomentsMerged(block.attempt, block.merged, numbers)
 
     async def _merge(self, block: Ledger, own: dict[Norm, Moments], sent: Mapping[int, Tensor]) -> list[str]:
-        """Merge the edge server's moments with those of devices; return whose are not at the fed server."""
+        """Merge the edge server's moments with those of devices; return devices whose moments the fed server lacks."""
         cuts = [block.cuts[device] for device in sent]
         block.bits += sum(8 * self.shapes.size(cut) for cut in cuts)
         here, known = range(min(cuts) + 1, block.deepest + 1), range(min(cuts) + 1, block.known + 1)

@@ -1,4 +1,4 @@
-"""What the edge server knows of its fleet, all of it measured: moving averages of times, as the planner's `Fleet`."""
+"""Measured resources of the fleet: moving averages of times, which the planner receives as a `Fleet`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from adaptsfl.fleet import RATES, Fleet, Server
 from adaptsfl.runs.beliefs import MEMORY_ROUNDS
 from adaptsfl.training.settings import OptimizerSettings
 
-FASTEST = 1e11  # bits per second, of a link that is too fast to be measured
-# Rates and seconds that a device can say without being laughed at; far from where formulas meet 0 or infinity.
+FASTEST = 1e11  # bits per second that stand for a link too fast to be measured
+# Plausible limits of rates; far from values at which formulas give 0 or infinity.
 SLOWEST_EVER, FASTEST_EVER = 1.0, 1e18
-LONGEST_S = 1e6  # that a device may say to have computed
-WHOLE_BITS = 2**21  # of a transfer that counts as one measurement; in shorter ones much of the time is not the link's
+LONGEST_S = 1e6  # the longest computing time that a device may report
+WHOLE_BITS = 2**21  # a transfer of this size counts as one full measurement; in shorter ones overhead dominates
 SERVER_RATES = ("flops", "to_fed_bps", "from_fed_bps")
-# How often a layer's parameters travel when it is averaged: themselves, and what the optimiser keeps of each.
+# Numbers sent per parameter when a layer is averaged: the parameter itself, and its optimiser state.
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
 
 
 class Moving:
-    """A rate, averaged as times are: the mean of 1/rate over about the last `MEMORY_ROUNDS` measurements."""
+    """A moving average of a rate: the mean of 1/rate over about the last `MEMORY_ROUNDS` measurements."""
 
     def __init__(self, rate: float) -> None:
         self._slowness, self._weight = 1 / rate, 0.0
 
     def add(self, rate: float, weight: float = 1.0) -> None:
-        """Take in a measurement, of little weight if it was a short one; the first takes the place of a guess."""
+        """Add a measurement, with a small weight if it was short; the first one replaces the initial guess."""
         if not (0 < rate < np.inf and weight > 0):
             return
         rate = min(max(rate, SLOWEST_EVER), FASTEST_EVER)
@@ -41,15 +41,15 @@ class Moving:
 
     @property
     def rate(self) -> float:
-        """What is known."""
+        """The present average."""
         return 1 / self._slowness
 
 
 class MeasuredFleet:
-    """Everybody's rates.
+    """The rates of all devices and servers.
 
-    FLOPs say little about how long a layer takes on a real machine. So the work of a layer is here what devices
-    measured: its share in the time of all layers, on average over devices, in units that make up the model's FLOPs.
+    FLOPs say little about how long a layer takes on a real machine. So the work of a layer is measured by devices: its
+    share in the time of all layers, averaged over devices, scaled so that the forward pass sums to the model's FLOPs.
     """
 
     def __init__(self, nominal: CutCosts, names: Sequence[str], batch_size: int, settings: OptimizerSettings) -> None:
@@ -58,10 +58,10 @@ class MeasuredFleet:
         self.nominal = dataclasses.replace(nominal, client_model_bits=nominal.client_model_bits * travelling)
         self.devices: dict[int, dict[str, Moving]] = {}
         self.server = {name: Moving(FASTEST) for name in SERVER_RATES}
-        self._shares: dict[int, tuple[FloatArray, FloatArray]] = {}  # by device: of every layer, forward and backward
+        self._shares: dict[int, tuple[FloatArray, FloatArray]] = {}  # by device: per layer, forward and backward
 
     def ready(self, number: int, message: Ready) -> None:
-        """Take in what a device measured when it joined."""
+        """Add the measurements that a device made when it joined."""
         times = [np.array(values, dtype=np.float64) for values in (message.forward_s, message.backward_s)]
         for seconds in times:
             if seconds.shape != (self.nominal.layers,) or not ((seconds >= 0) & (seconds <= LONGEST_S)).all():
@@ -83,32 +83,32 @@ class MeasuredFleet:
         )
 
     def device(self, number: int, bits: float, **rates: float) -> None:
-        """Take in bits per second of a device's links, by their names in `RATES`, measured with so many bits."""
+        """Add the bits per second of a device's links, by their names in `RATES`, measured with so many bits."""
         for name, rate in rates.items():
             if rate >= SLOWEST_EVER:
                 self.devices[number][name].add(min(rate, FASTEST), min(1.0, bits / WHOLE_BITS))
 
     def server_link(self, bits: float, **rates: float) -> None:
-        """Take in bits per second between the two servers, by their names in `SERVER_RATES`."""
+        """Add the bits per second between the two servers, by their names in `SERVER_RATES`."""
         for name, rate in rates.items():
             self.server[name].add(rate, min(1.0, bits / WHOLE_BITS))
 
     def computed(self, number: int, cut: int, forward_s: float, backward_s: float) -> None:
-        """Take in how long a device's layers took."""
+        """Add the time that a device's layers took."""
         costs = self.costs
         if forward_s > 0 and backward_s > 0:
             work = self.batch_size * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
             self.devices[number]["flops"].add(work / max(1e-9, forward_s + backward_s))
 
     def server_took(self, cuts: Sequence[int], seconds: float) -> None:
-        """Take in how long the server's turn of one round took."""
+        """Add the time that the server's part of one round took."""
         work = self.batch_size * float(latency.server_flops(self.costs, np.array(cuts)))
         if work > 0 and seconds > 0:
             self.server["flops"].add(work / seconds)
 
     @cached_property
     def costs(self) -> CutCosts:
-        """What every cut costs, with work as devices measured it; worked out anew when one has joined."""
+        """The costs of every cut, with the work that devices measured; computed again when a device joins."""
         if not self._shares:
             return self.nominal
         total = self.nominal.forward_flops[-1]
@@ -118,10 +118,10 @@ class MeasuredFleet:
         )
 
     def fleet(self, numbers: Sequence[int]) -> Fleet:
-        """Return some of the devices as the planner sees them."""
+        """Return these devices as the planner's `Fleet`."""
         rates = {name: np.array([self.devices[number][name].rate for number in numbers]) for name in RATES}
         return Fleet(**rates, server=self.servers(), names=tuple(self.names[number] for number in numbers))
 
     def servers(self) -> Server:
-        """Return the edge server and its link with the fed server as the planner sees them."""
+        """Return the edge server and its link with the fed server as the planner's `Server`."""
         return Server(**{name: moving.rate for name, moving in self.server.items()})

@@ -1,4 +1,4 @@
-"""The devices of a run as people see them, how much each counts, and waiting until something changes."""
+"""The devices of a run: their status for people, their weights, and waiting until something changes."""
 
 import asyncio
 import math
@@ -18,10 +18,10 @@ class Roster:
     """All devices of the fleet.
 
     Args:
-        by_size: whether a device counts by its samples in all means, or as much as any other.
-        measured: what is known of their resources.
-        board: what people see while the run goes on.
-        say: called with what people may want to know.
+        by_size: whether a device's weight in all means is its number of samples, or 1.
+        measured: their measured resources.
+        board: the status that people see while the run goes on.
+        say: called with every line for the log.
 
     Attributes:
         members: by name.
@@ -45,7 +45,7 @@ class Roster:
         self.show(range(len(self.by_number)))
 
     async def enough(self, timeout_s: float = math.inf) -> bool:
-        """Wait until enough devices are here; return whether they are after so many seconds."""
+        """Wait until enough devices are connected; return False if they are not after so many seconds."""
         deadline = time.monotonic() + timeout_s
         while not self.protocol.enough():
             if time.monotonic() >= deadline:
@@ -65,7 +65,7 @@ class Roster:
         self._changed.set()
 
     async def change(self, timeout: float) -> bool:
-        """Wait until something has happened; return whether it did before the time was over."""
+        """Wait until something changes; return whether it did before the timeout."""
         self.check()
         self._changed.clear()
         with suppress(TimeoutError):
@@ -74,26 +74,26 @@ class Roster:
         return self._changed.is_set()
 
     def check(self) -> None:
-        """Raise what was given up with, once."""
+        """Raise the error of `give_up`, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def weight(self, device: int) -> float:
-        """Return how much a device counts."""
+        """Return a device's weight in all means."""
         return float(self.protocol.devices[device].samples) if self.by_size else 1.0
 
     def shares(self, present: Sequence[int]) -> list[float]:
-        """Return how much each of these devices counts, of one."""
+        """Return the weights of these devices, which sum to 1."""
         weights = [self.weight(device) for device in present]
         return [weight / sum(weights) for weight in weights]
 
     def weights(self, devices: Iterable[int]) -> dict[str, float]:
-        """Return how much each of these devices counts, by name."""
+        """Return the weights of these devices, by name."""
         return {self.by_number[device].name: self.weight(device) for device in sorted(devices)}
 
     def show(self, devices: Iterable[int]) -> None:
-        """Let people see how devices are."""
+        """Update the status of devices on the board."""
         self.board.update_devices({self.by_number[device].name: self._shown(device) for device in devices})
 
     def _shown(self, number: int) -> dict[str, Any]:
@@ -112,15 +112,15 @@ class Roster:
         }
 
     def wait_for(self, what: str) -> None:
-        """Let people see what is being waited for."""
+        """Show on the board, and in the log, what is being waited for."""
         if self.board.status.waiting_for != what:
             self.board.update(waiting_for=what)
-            if what != "the devices' layers":  # which is no news: they are asked for in every block
+            if what != "the devices' layers":  # not worth a line: every block waits for them
                 self.say(f"waiting for {what}")
 
 
 def _state(device: DeviceState) -> State:
-    """Return how a device is, in a word; it trains once it has the layers of a block."""
+    """Return a device's status; it trains once it has the layers of a block."""
     if device.quarantined:
         return "quarantined"
     if device.connection is None:

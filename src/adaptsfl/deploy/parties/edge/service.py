@@ -1,4 +1,4 @@
-"""The edge server as gRPC sees it: reads what devices send, checks it, and hands it to the protocol as events."""
+"""The edge server's gRPC service: reads and validates devices' messages, and hands them to the protocol as events."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class EdgeService(Service):
     async def train(
         self, requests: AsyncIterator[wire.FromDevice], context: Any
     ) -> AsyncIterator[wire.ToDevice | Chunk]:
-        """Talk with one device for as long as its connection lasts."""
+        """Serve one device for as long as its connection lasts."""
         party = await require(context, "device")
         member = self.roster.members.get(party.name)
         if member is None:
@@ -55,22 +55,22 @@ class EdgeService(Service):
             self.executor.disconnect(session, violated=violated, informed=informed)
 
     def violated(self, party: Party, reason: str) -> None:
-        """Take note that a device broke the protocol, in whichever call."""
+        """Report to the protocol that a device broke it, in any call."""
         member = self.roster.members.get(party.name)
         if member is not None:
             self.executor.handle(events.Violated(member.number, reason))
 
     def behaved(self, party: Party) -> None:
-        """Strikes end when a round was trained with what a device sent, not with any call."""
+        """Do nothing: a trained round resets a device's strikes, not a valid call."""
 
     def shut_out(self, party: Party) -> str:
-        """Return why a device may not call any more; empty if it may."""
+        """Return why a device is shut out; empty if it is not."""
         member = self.roster.members.get(party.name)
         device = None if member is None else self.protocol.devices[member.number]
         return device.last_error if device is not None and device.quarantined else ""
 
     async def _listen(self, session: Session, requests: AsyncIterator[wire.FromDevice]) -> None:
-        """Take in what a device sends, until it or we end the connection."""
+        """Handle a device's messages until either side ends the connection."""
         name = session.member.name
         try:
             async with asyncio.timeout(HELLO_S):
@@ -118,9 +118,9 @@ class EdgeService(Service):
     async def _take_activations(
         self, session: Session, header: wire.Activations, requests: AsyncIterator[wire.FromDevice]
     ) -> None:
-        """Receive activations, and hand them to the protocol; no more is read before they were computed with."""
+        """Receive activations, and hand them to the protocol; wait until the computation on them is done."""
         member, attempt = session.member, int(header.attempt)
-        if not self.protocol.expects(session.number, attempt):  # of a block that was closed without it
+        if not self.protocol.expects(session.number, attempt):  # the block was closed without the device
             await session.discard(header, self.shapes, requests)
             self.executor.handle(events.StaleActivations(session.number))
             return
@@ -131,7 +131,7 @@ class EdgeService(Service):
             self.executor.handle(events.NotFinite(member.number, attempt))
             raise
         if not self.protocol.expects(session.number, attempt):
-            return  # the block was closed meanwhile, or the device has connected anew and sends it again
+            return  # the block was closed meanwhile, or the device has reconnected and sends them again
         self._measure(session, arrival)
         session.arrival = arrival
         purpose: events.Purpose = "evaluation" if header.evaluation else "estimation" if header.estimation else "round"
@@ -143,7 +143,7 @@ class EdgeService(Service):
             session.work = None
 
     def _measure(self, session: Session, arrival: Arrival) -> None:
-        """Learn from activations how fast a device and its links are."""
+        """Measure the speed of a device and its links from its activations."""
         member, header = session.member, arrival.header
         bits = 8 * size_of(header.tensor.shape, header.tensor.dtype)
         self.measured.device(member.number, bits, uplink_bps=arrival.bps)

@@ -1,7 +1,7 @@
-"""The edge server's side of one device: its connection, and what is remembered of it between two connections.
+"""The edge server's side of one device: its connection, and its data that outlive a connection.
 
-Whatever a device sends is held against what it was told to do before memory is taken for it. What has no place ends
-the connection with a reason.
+Every message of a device is validated against its plan before memory is allocated for it. An invalid message ends
+the connection with an error.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from adaptsfl.errors import BadMessage
 from adaptsfl.models import SplitModel
 
 JOINS_PER_MINUTE = 30
-HELLO_S = 60.0  # after which a connection is ended on which nobody has said who it is
+HELLO_S = 60.0  # timeout for the first message, `Hello`, of a connection
 MOST_SAMPLES = 10**9
 MOST_TEST_BATCHES = 2**20
 MOST_UNREAD, MOST_UNREAD_TENSORS = 64, 4  # messages that a device may leave unread, and gradients among them
@@ -30,14 +30,14 @@ MOST_UNREAD, MOST_UNREAD_TENSORS = 64, 4  # messages that a device may leave unr
 
 @dataclass
 class Member:
-    """What the edge server measures and keeps of a device; where it stands in the protocol is `DeviceState`.
+    """Measurements and data that the edge server keeps of a device; its protocol state is `DeviceState`.
 
     Attributes:
-        answer: the gradients of the last round that was trained with it, in case it asks again.
-        answered_bits: of the gradients that it was sent last, which may have been of another cut than its next ones.
-        forward_s, backward_s: of its layers, as it last reported.
-        sent_bytes, received_bytes: tensors to and from it, since the server was started.
-        joins: how often it may connect.
+        answer: the gradients of the last round that was trained with it, kept to be sent again.
+        answered_bits: the size of these gradients, whose cut may differ from that of the next ones.
+        forward_s, backward_s: the times of its layers, as it last reported.
+        sent_bytes, received_bytes: bytes of tensors to and from it, since the server was started.
+        joins: the rate limit of its connections.
     """
 
     number: int
@@ -53,12 +53,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What tensors of this run look like on the wire.
+    """The shapes and types of this run's tensors on the wire.
 
     Attributes:
-        activations: by cut, from 1: the shape of one sample.
+        activations: the shape of one sample at cuts 1, 2, ….
         labels: the shape of one sample's labels.
-        classes: labels are below.
+        classes: the number of classes; labels are below it.
     """
 
     activations: tuple[tuple[int, ...], ...]
@@ -70,14 +70,14 @@ class Shapes:
     @classmethod
     @torch.no_grad()
     def of(cls, terms: Terms, model: SplitModel, example: Tensor) -> Self:
-        """Run a model once to see what its activations look like at every cut."""
+        """Run a model once to find the shapes of its activations at every cut."""
         mode, x, shapes = model.module.training, example, []
         model.eval()
         for piece in model.pieces:
             x = piece(x)
             shapes.append(tuple(x.shape[1:]))
         model.train(mode)
-        labels = shapes[-1][:-1]  # one per output: of a sequence, one per token
+        labels = shapes[-1][:-1]  # one label per output; in a sequence, one per token
         classes, wire_dtype = terms.classes(model, example), terms.recipe.model.wire_dtype
         return cls(tuple(shapes), labels, classes, terms.batch_size, wire_dtype)
 
@@ -86,7 +86,7 @@ class Shapes:
         return size_of((self.batch_size, *self.activations[cut - 1]), self.wire_dtype)
 
     def check(self, header: wire.Activations, cut: int) -> None:
-        """Refuse tensors of another shape or type than a mini-batch at this cut has, and times that cannot be."""
+        """Reject tensors whose shape or type is not that of a mini-batch at this cut, and implausible times."""
         for seconds in (header.forward_s, header.backward_s):
             if not 0 <= seconds <= LONGEST_S:
                 raise BadMessage(f"a device computed for {seconds:g} s, 0 to {LONGEST_S:g} were expected")
@@ -107,26 +107,26 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Activations of one device, with their labels and how fast they came."""
+    """Activations of one device, with their labels and their transfer rate."""
 
     header: wire.Activations
     activations: Tensor
     labels: Tensor
     bps: float
     seconds: float
-    came: float  # when, by `time.perf_counter`
+    came: float  # time of arrival, by `time.perf_counter`
 
 
 class Session:
     """One connection of a device: messages out, in order, and activations in.
 
     Args:
-        number: by which the protocol knows it.
-        closing: called with its number once this side is ending it.
+        number: identifies the connection in the protocol.
+        closing: called with its number when the edge server begins to end it.
 
     Attributes:
-        arrival: the activations that came last, until the protocol has said what becomes of them.
-        work: what is computed with them; no more is read before it is done.
+        arrival: the activations that arrived last, until the protocol has handled them.
+        work: the computation on them; no further message is read before it is done.
     """
 
     def __init__(self, member: Member, number: int = 0, closing: Callable[[int], None] = lambda _number: None) -> None:
@@ -139,7 +139,7 @@ class Session:
         self._error: BaseException | None = None
 
     def send(self, message: wire.ToDevice, data: memoryview | None = None) -> None:
-        """Send a message, and the bytes that belong to it behind it."""
+        """Queue a message, followed by the bytes that belong to it."""
         if self._closed:
             return
         self._unread_tensors += data is not None
@@ -149,7 +149,7 @@ class Session:
         self._queue.put_nowait((message, data))
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the connection, after what was sent before unless there is an error."""
+        """End the connection after all queued messages; with an error, drop these and end it at once."""
         if error is not None:
             self._error = self._error or error
             while not self._queue.empty():
@@ -160,7 +160,7 @@ class Session:
             self._closing(self.number)
 
     async def messages(self) -> AsyncIterator[wire.ToDevice | Chunk]:
-        """Yield what is to be sent until the connection is closed; raise what it was closed with."""
+        """Yield queued messages until the connection is closed; raise the error it was closed with, if any."""
         while (item := await self._queue.get()) is not None:
             message, data = item
             yield message
@@ -175,7 +175,7 @@ class Session:
     async def receive(
         self, header: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]
     ) -> Arrival:
-        """Return the tensors that follow their header, which has been checked."""
+        """Return the tensors that follow a validated header."""
         label_bytes = size_of(header.labels.shape, "int64")
         body = await self._body(requests, label_bytes + size_of(header.tensor.shape, header.tensor.dtype))
         data = memoryview(body.data)
@@ -185,7 +185,7 @@ class Session:
         return Arrival(header, unpack(header.tensor, data[label_bytes:]), labels, body.bps, body.seconds, body.came)
 
     async def discard(self, header: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
-        """Read past tensors that come too late, as long as they could have been right once."""
+        """Read and drop tensors that arrive too late, if their sizes and types are possible in this run."""
         for part in (header.labels, header.tensor):
             if part.dtype not in ("int64", shapes.wire_dtype):
                 raise BadMessage(f"a tensor of {part.dtype[:20]!r} came")

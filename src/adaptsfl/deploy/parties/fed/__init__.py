@@ -1,1 +1,1 @@
-"""The fed server, and the calls of it."""
+"""The fed server, and the client that calls it."""

@@ -1,4 +1,4 @@
-"""A block as the fed server sees it: who has delivered what, and what a block led to."""
+"""The fed server's state of a block: the deliveries, and the result."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ class FedBlock:
     Attributes:
         base: the layers with which it began: 1 … L_c, and those that become common with it.
         from_devices, from_edge: delivered copies, by device.
-        moments: of batch-norm on some samples, by device; `edge_moments` those of layers that run at the edge server.
-        merged: over all devices; None before.
+        moments: batch-norm's moments, by device; `edge_moments` are those of layers that run at the edge server.
+        merged: the moments merged over all devices; None before.
     """
 
     attempt: int
@@ -33,7 +33,7 @@ class FedBlock:
     merged: dict[Norm, Moments] | None = None
 
     def delivered(self, device: str) -> bool:
-        """Whether all of a device's layers are here."""
+        """Whether all of a device's layers were delivered."""
         return device in self.from_devices and (self.cuts[device] == self.deepest or device in self.from_edge)
 
     def forged(self, device: str) -> LayerStates:
@@ -43,11 +43,11 @@ class FedBlock:
 
 @dataclass(frozen=True)
 class ClosedBlock:
-    """The block that was closed last: what its closing is answered with, should it be asked for once more.
+    """The block that was closed last: the answer, should the call to close it be repeated.
 
     Attributes:
-        version: that it led to.
-        divergence: of layers 1 … L_c, if it was asked for.
+        version: the version that it produced.
+        divergence: of layers 1 … L_c, if it was requested.
     """
 
     attempt: int
@@ -56,9 +56,9 @@ class ClosedBlock:
 
 
 def checked_weights(given: Mapping[str, float], block: FedBlock) -> dict[str, float]:
-    """Return the weights of devices in an order of their own, or refuse them.
+    """Return the weights of devices, sorted by name, or reject them.
 
-    A message's map has another order in every process, and sums of floats differ with theirs.
+    A message's map has a different order in every process, and sums of floats depend on the order.
     """
     if not given or any(name not in block.cuts or not 0 < w < math.inf for name, w in given.items()):
         raise BadMessage("averaging was asked for with unknown devices or weights that are not positive")

@@ -1,4 +1,4 @@
-"""The fed server, seen by devices and by the edge server."""
+"""The client of the fed server, for devices and for the edge server."""
 
 import asyncio
 import time
@@ -17,28 +17,28 @@ from adaptsfl.deploy.wire_pb2 import Closed, Closing, Final, Layers, LayersPart,
 from adaptsfl.errors import BadMessage, InvalidInput, first_line
 from adaptsfl.training.statistics import Moments, Norm
 
-# How long to wait for an answer, beside the time that the layers take on the slowest link that is borne with. Calls
-# fail at once if the server is away: callers know best what to do then.
+# Timeout of a call, beside the time that the layers take on the slowest supported link. Calls fail at once if the
+# server cannot be reached: the caller decides whether to retry.
 TIMEOUT_S = 120.0
 SLOWEST_BPS = 100e3
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 5.0  # between two attempts to reach a fed server that is away
-# What may be but a broken connection, and ends by itself once the fed server is reached or restarted.
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 5.0  # between two attempts to reach the fed server
+# Transient errors, such as a broken connection: they end once the fed server is reached or restarted.
 PASSING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,  # what gRPC makes of a connection that breaks while it writes
+    grpc.StatusCode.INTERNAL,  # gRPC's status if a connection breaks while it writes
 )
-# What the fed server says of copies whose mean is zero or next to it, where the simulator may say infinity.
+# The fed server's limit for copies whose mean is zero or close to it, where the simulator may return infinity.
 LARGEST_DIVERGENCE = 1e9
-FULL = grpc.StatusCode.RESOURCE_EXHAUSTED  # its disk; that ends when somebody makes room
+FULL = grpc.StatusCode.RESOURCE_EXHAUSTED  # its disk is full, until somebody frees space
 OTHER_FOLDERS = "Give both servers the folders that they had, or begin anew with two empty ones"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Layers that went over a link, and how fast: bits per second, 0 if that is not known."""
+    """Layers that were transferred, and the rate: bits per second, 0 if it is not known."""
 
     size: int
     bps: float
@@ -53,7 +53,7 @@ class FedClient:
         self.moments = MomentsTemplate(template.model)
 
     async def open(self, opening: Opening, brought: LayerStates) -> bool:
-        """Begin a block, with the layers that become client-specific; return whether it was not known there."""
+        """Open a block, with the layers that become client-specific; return whether it was new to the fed server."""
         data = to_bytes(brought) if brought else b""
         first, last = min(brought, default=0), max(brought, default=0)
         header = Layers(attempt=opening.attempt, first=first, last=last, size=len(data))
@@ -68,7 +68,7 @@ class FedClient:
         return Moved(len(incoming.data), incoming.bps, self.template.from_bytes(incoming.data, layers))
 
     async def deliver(self, attempt: int, device: str, states: LayerStates) -> Moved:
-        """Bring a device's copies; what the optimiser keeps stays here if averaging drops it anyway."""
+        """Deliver a device's copies, without the optimiser state if averaging resets it."""
         if self.template.settings.at_averaging == "reset":
             states = {number: without_optimizer(state) for number, state in states.items()}
         data = to_bytes(states)
@@ -79,10 +79,10 @@ class FedClient:
         return Moved(len(data), 8 * len(data) / max(seconds, SHORTEST_S), {})
 
     async def close(self, attempt: int, weights: Mapping[str, float], *, measured: int = 0) -> Closed:
-        """Let the copies be averaged.
+        """Have the copies averaged.
 
         Args:
-            measured: L_c, if the divergence of layers 1 … L_c is to be measured before; 0 if not.
+            measured: L_c, if the divergence of layers 1 … L_c is measured before averaging; 0 if not.
         """
         request = Closing(attempt=attempt, weights=weights, divergence=measured > 0)
         closed: Closed = await self.calls.close(request, timeout=TIMEOUT_S)
@@ -90,13 +90,13 @@ class FedClient:
         return closed
 
     async def bring_moments(self, attempt: int, device: str, layers: range, moments: NormMoments) -> None:
-        """Bring the moments of batch-norm in some layers: a device's, or of those that run at the edge server."""
+        """Deliver the moments of batch-norm in some layers: those of a device, or those that run at the edge server."""
         data = moments_file.to_bytes(moments)
         header = Layers(attempt=attempt, device=device, first=layers[0], last=layers[-1], size=len(data))
         await self.calls.bring_moments(_parts(LayersPart(header=header), data), timeout=_timeout_s(len(data)))
 
     async def merge_moments(self, attempt: int, weights: Mapping[str, float]) -> list[str]:
-        """Let moments be merged; return who has brought none, in which case nothing was merged."""
+        """Have moments merged; return devices whose moments are missing, in which case nothing was merged."""
         merged: Merged = await self.calls.merge_moments(Merging(attempt=attempt, weights=weights), timeout=TIMEOUT_S)
         return list(merged.missing)
 
@@ -109,10 +109,10 @@ class FedClient:
         return self.moments.from_bytes(incoming.data, layers, 2 * LARGEST)
 
     async def finish(self, version: int, common: LayerStates, *, statistics: bool = False) -> None:
-        """Bring the common layers, so that the model can be put together.
+        """Deliver the common layers, and have the complete model written.
 
         Args:
-            statistics: whether batch-norm's statistics of the other layers are those that were merged last.
+            statistics: whether the other layers get the batch-norm statistics that were merged last.
         """
         data = to_bytes(common) if common else b""
         header = Layers(first=min(common, default=0), last=max(common, default=0), size=len(data))
@@ -133,7 +133,7 @@ class RetryingFedClient(FedClient):
         self.waiting = waiting
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call until it is answered; `NotNow` if the fed server does not know what we speak of."""
+        """Retry a call until it is answered; raise `NotNow` if it does not fit the fed server's state."""
         wait = FIRST_WAIT_S
         while True:
             try:
@@ -151,9 +151,9 @@ class RetryingFedClient(FedClient):
     async def open_block(
         self, opening: Opening, brought: LayerStates, *, still: Callable[[], bool] = lambda: True
     ) -> bool:
-        """Open a block, if that is `still` wanted; return whether it was not known there.
+        """Open a block, if that is `still` wanted; return whether it was new to the fed server.
 
-        After a retry nobody knows: the answer to a call that opened it may have been lost. Then it counts as not known;
+        After a retry this is uncertain: the answer to a call that opened it may have been lost. Then it counts as new;
         at worst, layers are delivered once more than needed.
         """
         interrupted = False
@@ -178,16 +178,16 @@ class RetryingFedClient(FedClient):
 
 
 def _check_divergence(found: Sequence[float], layers: int) -> None:
-    """Refuse anything but one number per layer that copies can be apart."""
+    """Reject divergences that are not one plausible number per layer."""
     if len(found) != layers:
         raise BadMessage(f"the fed server sent the divergence of {len(found)} layers, {layers} were expected")
     for number, apart in enumerate(found, start=1):
-        if not 0 <= apart <= LARGEST_DIVERGENCE:  # NaN is neither
+        if not 0 <= apart <= LARGEST_DIVERGENCE:  # False for NaN too
             raise BadMessage(f"the fed server sent {apart:g} as the divergence of layer {number}")
 
 
 async def _fetched(call: Any, wanted: Wanted, most: int) -> Incoming:
-    """Return the file that the fed server answers with, of at most so many bytes."""
+    """Return the file in the fed server's answer, of at most `most` bytes."""
     incoming: Incoming | None = None
     async for part in call(wanted, timeout=_timeout_s(most)):
         if incoming is None:
@@ -206,7 +206,7 @@ def _timeout_s(size: int) -> float:
 
 
 async def _parts(*parts: Any) -> AsyncIterator[LayersPart | Chunk]:
-    """Yield messages, and bytes among them as chunks."""
+    """Yield messages as they are, and bytes as chunks."""
     for part in parts:
         if isinstance(part, bytes):
             for chunk in chunks(part):

@@ -43,8 +43,8 @@ class FedServer(Service):
     """Answers the calls of service Fed.
 
     Args:
-        folder: where versions are kept, and the whole model at the end.
-        say: called with what people may want to know.
+        folder: the folder of the versions, and of the complete model at the end.
+        say: called with every line for the log.
     """
 
     service = "Fed"
@@ -57,7 +57,7 @@ class FedServer(Service):
         self.template = Template(self.model, terms.optimizer)
         self.moments = MomentsTemplate(self.model)
         self.block: FedBlock | None = None
-        self._merged: tuple[int, NormMoments] | None = None  # the moments that were merged last, and of which version
+        self._merged: tuple[int, NormMoments] | None = None  # the version and moments of the last merge
         self.store = VersionStore(folder, terms, self.template)
         self.versions, self._closed = self.store.load()
         if self.versions:
@@ -66,13 +66,13 @@ class FedServer(Service):
             self.versions = {0: {k: self.template.layer(k).state() for k in range(1, terms.floor + 1)}}
             self.store.save(ClosedBlock(0, 0), self.versions[0])
         self.finished = asyncio.Event()
-        self.failure: NotWritten | None = None  # what ended it before the model was put together
+        self.failure: NotWritten | None = None  # the error that ended it before the model was written
         self._averaging = asyncio.Lock()
 
     # --- calls ---
 
     async def open(self, requests: AsyncIterator[LayersPart], context: Any) -> Opened:
-        """Begin a block; the edge server brings the layers that become client-specific with it."""
+        """Open a block; the edge server sends the layers that become client-specific with it."""
         await require(context, "edge")
         parts = aiter(requests)
         opening = (await anext(parts)).opening
@@ -94,7 +94,7 @@ class FedServer(Service):
         return Opened(anew=anew)
 
     async def fetch(self, request: Wanted, context: Any) -> AsyncIterator[LayersPart | Chunk]:
-        """Give a device the layers up to its cut, or the edge server layers above the floor."""
+        """Send a device the layers up to its cut, or the edge server layers above the floor."""
         party = await require(context, ("device", "edge"))
         block = self._open_block(request.attempt)
         self._check_wanted(block, party, request.first, request.last)
@@ -106,7 +106,7 @@ class FedServer(Service):
             yield chunk
 
     async def deliver(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
-        """Take the copies of one device, from itself up to its cut, from the edge server above it."""
+        """Receive copies of one device's layers: up to its cut from the device, above it from the edge server."""
         party = await require(context, ("device", "edge"))
         parts = aiter(requests)
         header = _header(await anext(parts))
@@ -147,7 +147,7 @@ class FedServer(Service):
             return Closed(version=closed.version, divergence=closed.divergence)
 
     async def bring_moments(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
-        """Take moments of batch-norm: of a device's layers up to its cut, or of those that run at the edge server."""
+        """Receive moments of batch-norm: of a device's layers up to its cut, or of those at the edge server."""
         party = await require(context, ("device", "edge"))
         parts = aiter(requests)
         header = _header(await anext(parts))
@@ -188,7 +188,7 @@ class FedServer(Service):
         return Merged()
 
     async def fetch_moments(self, request: Wanted, context: Any) -> AsyncIterator[LayersPart | Chunk]:
-        """Give a device the merged moments of the layers up to its cut, or the edge server those above the floor."""
+        """Send a device the merged moments of the layers up to its cut, or the edge server those above the floor."""
         party = await require(context, ("device", "edge"))
         block = self._open_block(request.attempt)
         self._check_wanted(block, party, request.first, request.last)
@@ -201,7 +201,7 @@ class FedServer(Service):
             yield chunk
 
     async def finish(self, requests: AsyncIterator[LayersPart], context: Any) -> Received:
-        """Put the whole model together from the averaged layers and the common ones, which the edge server brings."""
+        """Write the complete model from the averaged layers and the common ones, which the edge server sends."""
         await require(context, "edge")
         parts = aiter(requests)
         final = (await anext(parts)).final
@@ -222,7 +222,7 @@ class FedServer(Service):
         self.finished.set()
         return Received(size=len(data))
 
-    # --- what they are made of ---
+    # --- helpers of the calls ---
 
     def _open_block(self, attempt: int) -> FedBlock:
         if self.block is None or self.block.attempt != attempt:
@@ -230,7 +230,7 @@ class FedServer(Service):
         return self.block
 
     def _already_closed(self, attempt: int) -> ClosedBlock | None:
-        """Return what a block led to, if its closing is asked for a second time."""
+        """Return the result of a block that was closed by an earlier call; None if it was not."""
         return self._closed if self._closed is not None and self._closed.attempt == attempt else None
 
     def _check_opening(self, deepest: int, cuts: dict[str, int], first: int, last: int, known: int) -> None:
@@ -269,11 +269,11 @@ class FedServer(Service):
             if incoming.complete:
                 break
         if not incoming.complete:
-            raise NotNow("the stream ended before all bytes had come")  # perhaps the caller is gone
+            raise NotNow("the stream ended before all bytes had come")  # the caller may have disconnected
         return incoming.data
 
     def _averaged(self, block: FedBlock, weights: dict[str, float]) -> LayerStates:
-        """Return the weighted mean of the devices' layers, one after the other."""
+        """Return the weighted mean of the devices' layers, computed layer by layer."""
         total = sum(weights.values())
         forged = {name: block.forged(name) for name in weights}
         states: LayerStates = {}
@@ -285,7 +285,7 @@ class FedServer(Service):
         return states
 
     def _divergence(self, block: FedBlock, weights: dict[str, float]) -> tuple[float, ...]:
-        """Return how far apart the devices' copies of every layer are, as the engine of a simulation measures it."""
+        """Return the divergence of the devices' copies of every layer, measured as in a simulation."""
         total = sum(weights.values())
         forged = [block.forged(name) for name in weights]
         shares = [weight / total for weight in weights.values()]
@@ -299,7 +299,7 @@ class FedServer(Service):
     # --- disk ---
 
     async def _written(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write something; if that fails this server ends, and goes on from the version before once it is restarted."""
+        """Write a file; if that fails, this server ends, and a restarted one resumes from the previous version."""
         try:
             await asyncio.to_thread(write, *arguments)
         except NotWritten as error:
@@ -315,6 +315,6 @@ def _header(part: LayersPart) -> Layers:
 
 
 def _alike(states: list[LayerState]) -> list[LayerState]:
-    """Return copies of one layer that all have what one has: an optimiser that has not begun yet stands at zero."""
+    """Return copies of one layer with the same tensors in each: missing optimiser state is filled with zeros."""
     every = {name: tensor for state in states for name, tensor in state.items()}
     return [{name: state.get(name, torch.zeros_like(tensor)) for name, tensor in every.items()} for state in states]

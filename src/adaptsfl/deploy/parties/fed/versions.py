@@ -1,4 +1,4 @@
-"""What the fed server keeps on disk: the last versions of the averaged layers, and the whole model at the end."""
+"""The fed server's files: the last versions of the averaged layers, and the complete model at the end."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.files import about_tensors, replace_file, write_tensors, writing
 from adaptsfl.training.statistics import running_buffers
 
-KEPT_VERSIONS = 2  # the edge server may have been stopped before it noted that the last one was there
+KEPT_VERSIONS = 2  # the edge server may have stopped before its checkpoint of the last one
 MODEL_FILE = "model.safetensors"
 
 
@@ -26,7 +26,7 @@ class VersionStore:
         self.folder, self.terms, self.template = folder, terms, template
 
     def load(self) -> tuple[dict[int, LayerStates], ClosedBlock | None]:
-        """Return the versions that an earlier process has left, and the block that led to the last one."""
+        """Return the versions of an earlier process, and the block that produced the last one."""
         found: dict[int, LayerStates] = {}
         closed = None
         for file in sorted(self.folder.glob("version-*.safetensors"), key=_version_of)[-KEPT_VERSIONS:]:
@@ -45,7 +45,7 @@ class VersionStore:
         return found, closed
 
     def save(self, closed: ClosedBlock, states: LayerStates) -> None:
-        """Write the version that a block led to, and delete those that nobody needs any more."""
+        """Write the version that a block produced, and delete versions that are no longer needed."""
         place = self.folder / f"version-{closed.version}.safetensors"
         about = {
             "terms": self.terms.to_json(),
@@ -59,7 +59,7 @@ class VersionStore:
                 file.unlink(missing_ok=True)
 
     def write_model(self, states: LayerStates, merged: NormMoments) -> None:
-        """Write the whole model; the statistics of batch-norm are the layers' own, or those of merged moments."""
+        """Write the complete model; batch-norm's statistics are the layers' own, or those of merged moments."""
         pieces = []
         for number, state in states.items():
             piece = self.template.layer(number, state).piece
