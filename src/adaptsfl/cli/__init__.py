@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-# In the order in which help shows them.
+# Help shows the commands in this order.
 COMMANDS: tuple[Callable[..., None], ...] = (
     plan,
     profile,
@@ -41,16 +41,16 @@ app.add_typer(serve, name="serve")
 
 def main() -> None:
     """Run the command line."""
-    # Threads that have nothing to do sleep instead of spinning: on a busy machine spinning ones keep others from
-    # the work that they wait for. It has to be said before torch is loaded.
+    # Idle threads sleep instead of spinning: on a busy machine, spinning threads delay the very threads that they
+    # wait for. The variable must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except SystemExit as end:
         if "RANK" not in os.environ:
             raise
-        # One of several ranks. A thread of gloo that is still letting go of its last tensor would abort the process
-        # while Python shuts down, after all is done, and torchrun would take it for a failure.
+        # This process is one of several ranks. A gloo thread that still releases its last tensor would abort the
+        # process while Python shuts down, after all work is done, and torchrun would report a failure.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

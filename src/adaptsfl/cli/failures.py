@@ -1,4 +1,4 @@
-"""What can go wrong in any command, said in words and ended with an exit code."""
+"""Error handling that all commands share: prints an error message and sets the exit code."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from adaptsfl.errors import InvalidInput, RankFailed, Stopped, message_of
 
 @contextmanager
 def explaining(file: Path | None = None) -> Iterator[None]:
-    """Print what went wrong, with the file that it is about, and end with 1."""
+    """Print an error, with the file that it concerns, and exit with 1; exit with 130 if a run was stopped."""
     try:
         yield
     except (typer.Exit, KeyboardInterrupt):
@@ -32,7 +32,7 @@ def explaining(file: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_ctrl_c(folder: Path) -> Iterator[None]:
-    """End with 130 when a person stops what writes to a folder, and say that the same command goes on."""
+    """On Ctrl-C, say that the same command resumes from what is in the folder, and exit with 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -42,22 +42,22 @@ def stopped_by_ctrl_c(folder: Path) -> Iterator[None]:
 
 
 def speaks() -> bool:
-    """Whether this process says what all of a machine would say: the first of those that torchrun started there."""
+    """Whether this process prints for all ranks of its machine: only local rank 0 does."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def need_torch() -> None:
-    """Refuse to go on without what training takes."""
+    """Raise an error if a package that training needs is not installed."""
     _need("simulate", "train", "torch")
 
 
 def need_deploy() -> None:
-    """Refuse to go on without what devices and servers take."""
+    """Raise an error if a package that devices and servers need is not installed."""
     _need("deploy", "deploy", "torch", "grpc", "cryptography")
 
 
 def need_cryptography() -> None:
-    """Refuse to go on without what certificates take, which is neither torch nor gRPC."""
+    """Raise an error if cryptography is not installed; certificates need neither torch nor gRPC."""
     _need("certs", "deploy", "cryptography")
 
 

@@ -1,4 +1,4 @@
-"""What a fleet needs before it is deployed: `probe` for what a device can do, `certs` for who it is."""
+"""Preparing a fleet for deployment: `probe` measures a device, `certs` makes the certificates."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ def _probe_layers(what: str, options: Sequence[str], batch_size: int | None) -> 
 
 
 def _probe_links(servers: Mapping[str, str], name: str, certs: Path | None, *, insecure: bool) -> dict[str, Any]:
-    """Measure the links to servers; what is too fast to measure is null."""
+    """Measure the links to servers; a rate that is too high to measure is null."""
     need_deploy()
     from adaptsfl.deploy.parties.probe import probe_links  # noqa: PLC0415 (imports torch)
     from adaptsfl.deploy.security.identity import Party  # noqa: PLC0415 (an extra)
@@ -134,7 +134,7 @@ def certs(
 
 
 def _print_certificates(folder: Path, made: Sequence[str], ends: Mapping[str, datetime]) -> None:
-    """Say what was made and who gets which files, and which of the others end soon."""
+    """Print which certificates were made, who gets which files, and which others expire soon."""
     for name, end in ends.items():
         if (left := end - datetime.now(UTC)) < timedelta(days=30) and name not in made:
             state = "expires" if left > timedelta() else "expired"

@@ -21,7 +21,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS, on this
 
 
 def key_value(text: str) -> tuple[str, bool | int | float | str]:
-    """Return `key=value` with the value read as TOML reads it, and as plain text where that fails."""
+    """Split `key=value`; a boolean or number is parsed as in TOML, any other value stays text."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise InvalidInput("option", f"is {text!r}", "Give KEY=VALUE, for example --option classes=100")
@@ -33,12 +33,12 @@ def key_value(text: str) -> tuple[str, bool | int | float | str]:
 
 
 def folder_name(name: str) -> str:
-    """Return what the folder of a run is called where --out is not given, from the name of its recipe."""
+    """Return the default name of a run's folder, without --out, from the name of its recipe."""
     return re.sub(r"[^\w.+-]+", "-", name).strip(".-") or "experiment"
 
 
 def chosen_credentials(folder: Path | None, name: str, *, insecure: bool) -> Any:
-    """Return a party's certificate and key, or nothing if it was asked for in so many words."""
+    """Return a party's certificate and key, or None with --insecure."""
     from adaptsfl.deploy.security.identity import load_credentials  # noqa: PLC0415
 
     if insecure:

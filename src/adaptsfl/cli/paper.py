@@ -64,7 +64,7 @@ def reproduce(
 
 
 def _show(written: "Written") -> None:
-    """Print the tables, and say where everything is."""
+    """Print the tables, and the paths of what was written."""
     console = plain_console()
     for table in written.tables:
         console.print(table)

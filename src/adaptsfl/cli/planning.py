@@ -1,4 +1,4 @@
-"""Before anything runs: `plan` and `profile`."""
+"""Commands that run nothing yet: `plan` and `profile`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from adaptsfl.errors import InfeasiblePlan, InvalidInput, inside, message_of
 from adaptsfl.loading import load_problem, model_costs
 from adaptsfl.report import cut_report, plan_report
 
-OTHER_ROUNDS_UP_TO = 1000  # devices up to which two more plans take milliseconds, and JSON has them unasked
+OTHER_ROUNDS_UP_TO = 1000  # devices; up to so many, two more plans take milliseconds, so JSON has them by default
 
 _NO_PLAN: dict[str, Any] = dict.fromkeys(("interval", "cuts", "predicted_time_s", "lower_bound_s", "solve_s"))
 
@@ -61,7 +61,7 @@ def plan(
 def _plan_file(
     file: Path, solvers: Sequence[str], time_limit_s: float, *, as_json: bool, sensitivity: bool | None
 ) -> None:
-    """Plan one file and print what was found."""
+    """Plan one file and print the result."""
     problem = load_problem(file)
     details = not as_json if sensitivity is None else sensitivity
     unasked = sensitivity is None and problem.devices <= OTHER_ROUNDS_UP_TO

@@ -1,4 +1,4 @@
-"""What commands that run experiments show at their end: a table, figures and a page."""
+"""Results that commands show after an experiment: a table, figures and a page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from adaptsfl.runs.folder import Run
 
 
 def show_runs(runs: Sequence[Run], page: Path) -> None:
-    """Print the table of runs, draw the figures, write the page, and say where everything is."""
+    """Print the table of runs, draw the figures, write the page, and print the paths."""
     console = plain_console()
     console.print(summary_table(runs))
     for run in runs:
@@ -24,7 +24,7 @@ def show_runs(runs: Sequence[Run], page: Path) -> None:
         folder = page.parent / "figures"
         write_figures(runs, folder)
         console.print(f"figures: {folder}", soft_wrap=True)
-    except InvalidInput as error:  # the page needs none of them
+    except InvalidInput as error:  # the page needs no figures
         say(str(error))
     write_page(runs, page)
     console.print(f"report:  {page}", soft_wrap=True)

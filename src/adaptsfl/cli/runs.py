@@ -101,6 +101,6 @@ def retime(
 
 
 def _experiment_of(path: Path) -> Path:
-    """Return the folder of an experiment, given that or the folder of one of its runs."""
+    """Return the folder of an experiment, given that folder or the folder of one of its runs."""
     path = path.resolve() if path.name in ("", "..") else path
     return path.parent if (path / RUN).is_file() else path

@@ -1,1 +1,1 @@
-"""What people see: tables, figures and pages made from plans and records."""
+"""Tables, figures and pages for people, made from plans and records."""

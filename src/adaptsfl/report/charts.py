@@ -1,4 +1,4 @@
-"""How every picture is drawn: one style, lines with their spread, bars, axes; written as PNG and SVG."""
+"""Drawing code that all figures share: one style, lines with their spread, bars, axes; written as PNG and SVG."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ SUFFIXES = (".png", ".svg")
 WIDTH, HEIGHT = 7.0, 4.4  # inches
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 BAND = 0.15  # opacity of a spread
-Unit = tuple[float, str]  # its seconds, its name
+Unit = tuple[float, str]  # seconds in it, its name
 
 
 class Look(NamedTuple):
@@ -50,7 +50,7 @@ class Look(NamedTuple):
 
 
 class DrawnLine(NamedTuple):
-    """A line of a chart; without a label it is in no legend."""
+    """A line of a chart; the legend leaves out lines without a label."""
 
     label: str
     curve: Curve
@@ -71,7 +71,7 @@ class AxisSpec(NamedTuple):
 def drawing(
     files: Sequence[Path], size: tuple[float, float] = (WIDTH, HEIGHT), style: Mapping[Any, Any] = STYLE
 ) -> Iterator["Figure"]:
-    """Give an empty figure, and write it to every file as its suffix says when the caller has drawn it."""
+    """Yield an empty figure; after the caller has drawn it, write it to every file in the format of its suffix."""
     need_matplotlib()
     import matplotlib  # noqa: PLC0415 (an extra: only figures need it)
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -84,7 +84,7 @@ def drawing(
 
 
 def need_matplotlib() -> None:
-    """Refuse to draw where matplotlib is not installed, and say how to install it."""
+    """Raise an error that says how to install matplotlib, if it is not installed."""
     try:
         import matplotlib.figure  # noqa: F401, PLC0415
     except ImportError:
@@ -92,25 +92,25 @@ def need_matplotlib() -> None:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure as PNG or SVG by its suffix, the same bytes from the same figure."""
+    """Write a figure as PNG or SVG by its suffix; the same figure gives the same bytes."""
     with writing("figures", path):
         figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def pictures(folder: Path, name: str) -> list[Path]:
-    """Return the files of a figure in a folder, which is created."""
+    """Create the folder, and return the paths of a figure's files in it."""
     with writing("figures", folder):
         folder.mkdir(parents=True, exist_ok=True)
     return [folder / f"{name}{suffix}" for suffix in SUFFIXES]
 
 
 def unit_of(longest_s: float) -> Unit:
-    """Return the largest unit of which the longest time has two at least."""
+    """Return the largest unit of which the longest time has at least two."""
     return next(((scale, name) for scale, name in UNITS if longest_s >= 2 * scale), UNITS[-1])
 
 
 def plain_label(label: str) -> str:
-    """Return a label as matplotlib shows it as it is: no formulas, and no leading underscore, which hides it."""
+    """Escape a label so that matplotlib shows it unchanged: $ starts no formula, a leading _ does not hide it."""
     text = label.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
@@ -158,7 +158,7 @@ def _dress(axes: "Axes", name: str, spec: AxisSpec) -> None:
 
 
 def tick_powers(axis: "PlotAxis") -> None:
-    """Give a logarithmic axis numbers as people write them."""
+    """Label a logarithmic axis with plain numbers instead of powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     axis.set_major_locator(LogLocator())

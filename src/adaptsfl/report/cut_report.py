@@ -1,4 +1,4 @@
-"""What every cut costs: as a table, as plain data, and as a figure after the paper's Fig. 3(a)."""
+"""The costs of every cut: as a table, as plain data, and as a figure after the paper's Fig. 3(a)."""
 
 from pathlib import Path
 from typing import Any

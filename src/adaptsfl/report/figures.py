@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def write_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     """Draw every figure into `folder`, creating it, and return the files."""
-    need_matplotlib()  # before there is a folder
+    need_matplotlib()  # before a folder is created
     members, files = group(runs), []
     drawings: dict[str, Callable[[Figure, Sequence[Series]], None]] = {
         "accuracy-time": partial(_accuracy, axis="seconds"),
@@ -45,7 +45,7 @@ def write_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
 
 
 def _accuracy(figure: "Figure", members: Sequence[Series], axis: Axis) -> None:
-    """Means over seeds with a band of one standard deviation; single seeds faintly, as far as each goes."""
+    """Draw means over seeds with a band of one standard deviation; single seeds faintly, each to its own end."""
     axes = figure.subplots()
     x = _time_axis(members) if axis == "seconds" else AxisSpec("rounds")
     draw_lines(axes, _accuracy_traces(members, axis), x, AxisSpec("test accuracy (%)", 0.01))
@@ -65,7 +65,7 @@ def _accuracy_traces(members: Sequence[Series], axis: Axis) -> Iterator[DrawnLin
 
 
 def _phases(figure: "Figure", members: Sequence[Series]) -> None:
-    """Mean seconds over seeds, stacked; the first policy on top."""
+    """Draw mean seconds over seeds as stacked bars, the first policy on top."""
     axes = figure.subplots()
     x = _time_axis(members, " of the whole run")
     rows = np.arange(len(members))
@@ -83,7 +83,7 @@ def _phases(figure: "Figure", members: Sequence[Series]) -> None:
 
 
 def _plan(figure: "Figure", members: Sequence[Series]) -> None:
-    """The first seed of every policy: seeds plan differently, and a mean of plans is no plan."""
+    """Draw the first seed of every policy: seeds plan differently, and a mean of plans is no plan."""
     above, below = figure.subplots(2, 1, sharex=True)
     x = _time_axis(members, ", first seed of each policy")
     planned = [series for series in members if series.runs[0].blocks]

@@ -1,4 +1,4 @@
-"""What our pages have in common: their style, their security, their tables."""
+"""Code that all HTML pages share: assets, Content-Security-Policy, tables."""
 
 import base64
 import hashlib
@@ -13,28 +13,28 @@ from typing import Any
 
 from adaptsfl.errors import InvalidInput
 
-MOST_SHOWN = 6  # different values of one setting
+MOST_SHOWN = 6  # of the different values of one setting
 
 
 def asset(name: str, room: str = "adaptsfl.report") -> str:
-    """Return a file of a room's assets/."""
+    """Return the text of a file in the assets/ folder of a package, `room`."""
     return resources.files(room).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """Return the template with every {{name}} replaced, in one pass: what is put in is not searched again."""
+    """Return the template with every {{name}} replaced, in one pass: inserted text is not searched again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], template)
 
 
 def embedded(data: Any) -> str:
-    """Return JSON in which no letter can end the script element around it."""
+    """Return JSON in which no character can end the script element around it."""
     text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
 @contextmanager
 def writing(what: str, path: Path) -> Iterator[None]:
-    """Explain why a file cannot be written."""
+    """Turn an OSError into an InvalidInput that says why a file cannot be written."""
     try:
         yield
     except OSError as error:
@@ -50,11 +50,11 @@ def write_text(text: str, out: Path, what: str = "report") -> None:
 
 
 def security(css: str, script: str = "", *, images: bool = False, fetches: bool = False) -> str:
-    """Return a Content-Security-Policy that lets nothing in but this style and this script.
+    """Return a Content-Security-Policy that allows this style and this script only.
 
     Args:
-        images: the page's own images, which are part of it.
-        fetches: what the script fetches from where the page came from.
+        images: also allow images that are embedded in the page.
+        fetches: also allow the script to fetch from the page's own origin.
     """
 
     def digest(text: str) -> str:
@@ -71,7 +71,7 @@ def security(css: str, script: str = "", *, images: bool = False, fetches: bool 
 
 
 def table(headings: Sequence[str], rows: Sequence[str]) -> str:
-    """Return a table of rows that are markup already."""
+    """Return a table; its rows are markup already."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
@@ -82,7 +82,7 @@ def row(head: str, cells: Iterable[str]) -> str:
 
 
 def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return every key with its value, or with its different values."""
+    """Return every key with its value, or with its different values if the tables differ."""
     found = {}
     for key in dict.fromkeys(key for table in tables for key in table):
         values = list(dict.fromkeys(str(table.get(key, "–")) for table in tables))

@@ -1,7 +1,7 @@
 """An experiment as one HTML page that fetches nothing: tables written here, charts drawn by the page's own script.
 
 Names of devices and policies and the recipe's text come from users. They are escaped here, set as text by the script,
-and a Content-Security-Policy lets nothing run but the script whose hash it names.
+and a Content-Security-Policy allows only the script whose hash it names.
 """
 
 import json
@@ -82,7 +82,7 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 def _cards(summary: dict[str, Any], time: str) -> Iterator[tuple[str, str]]:
-    """The first policy in a few numbers, against the highest target that all its seeds reach."""
+    """Yield a few numbers of the first policy, at the highest target that all its seeds reach."""
     first, *others = summary["policies"]
     reached = [target for target in first["targets"] if target["reached"] == target["of"]]
     if reached:
@@ -126,7 +126,7 @@ def _lines(text: str) -> str:
 
 
 def _predicted(runs: Sequence[Run]) -> str:
-    """Return what deployments were predicted to take against what was measured; nothing for simulations."""
+    """Return the predicted and the measured seconds of deployments; an empty string for simulations."""
     rows = [row(escape(who), map(escape, cells)) for run in runs for who, *cells in predicted_rows(run)]
     if not rows:
         return ""
@@ -152,7 +152,7 @@ def _runs(members: Sequence[Series], time: str) -> str:
 
 
 def _recipe(runs: Sequence[Run]) -> str:
-    """Return the recipe by its sections; what differs between runs with all its values."""
+    """Return the recipe by its sections; a key that differs between runs has all its values."""
     all_settings = merged([dict(_flat(run.recipe)) for run in runs])
     sections: dict[str, dict[str, str]] = {}
     for key, value in all_settings.items():

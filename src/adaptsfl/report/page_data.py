@@ -1,4 +1,4 @@
-"""What the page draws, as plain data: thinned, rounded and without what is not shown, so that it stays small."""
+"""The data of the page's charts: thinned, rounded and limited to what is shown, so that the page stays small."""
 
 import base64
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from adaptsfl.runs.record import Block
 MOST_COLUMNS, MOST_ROWS = 300, 100  # of the heat map
 MOST_BARS, MOST_SEED_POINTS = 150, 150
 MOST_ROUNDS, MOST_LANES = 40, 40  # of the timelines
-MOST_DETAILS = 12  # beyond so many runs, the first seed of every policy
+MOST_DETAILS = 12  # with more runs, only the first seed of every policy has details
 BINS = 12
 RATE_TITLES = {
     "flops": ("work", "FLOP/s"),
@@ -97,7 +97,7 @@ def _detail(run: Run, index: int, series: Series) -> dict[str, Any]:
 
 
 def _plan(run: Run) -> dict[str, Any]:
-    """Interval and cuts over time: one column per block, or slices of equal length where there are too many."""
+    """Return interval and cuts over time: one column per block, or slices of equal length if blocks are too many."""
     blocks = run.blocks
     ends = np.array([block.time_s for block in blocks])
     edges = np.concatenate([[0.0], ends])
@@ -121,7 +121,7 @@ def _plan(run: Run) -> dict[str, Any]:
 
 
 def _blocks(run: Run) -> dict[str, Any]:
-    """Seconds by phase of every block, or of some, evenly spread."""
+    """Return the seconds by phase of every block, or of some, evenly spread."""
     blocks = _some(run.blocks, MOST_BARS)
     return {
         "block": [block.block for block in blocks],
@@ -143,7 +143,7 @@ def _timelines(run: Run) -> list[dict[str, Any]]:
 
 
 def _timeline(run: Run, timeline: Timeline) -> dict[str, Any]:
-    """Show some of many devices, the slowest of both halves of the round among them."""
+    """Return some of many devices, including the slowest of each half of the round."""
     lanes = set(thinned(timeline.devices.size, MOST_LANES).tolist())
     lanes |= {int(np.argmax(timeline.forward_s + timeline.upload_s))}
     lanes |= {int(np.argmax(timeline.download_s + timeline.backward_s))}
@@ -161,7 +161,7 @@ def _timeline(run: Run, timeline: Timeline) -> dict[str, Any]:
 
 
 def _estimates(run: Run) -> dict[str, Any]:
-    """Estimates that are one number per block, some with their range; lists (one per layer) are for programs."""
+    """Return the estimates that are one number per block, some with their range; lists (per layer) are left out."""
     blocks = _some(run.blocks, MOST_BARS)
     keys = dict.fromkeys(key for block in blocks for key, value in block.estimates.items() if _is_number(value))
     ends = {end for key in keys for end in _range_of(key) if end in keys}
@@ -176,12 +176,12 @@ def _estimates(run: Run) -> dict[str, Any]:
 
 
 def _range_of(key: str) -> tuple[str, str]:
-    """Return under which names the range of an estimate is recorded."""
+    """Return the names under which the ends of an estimate's range are recorded."""
     return f"{key}_low", f"{key}_high"
 
 
 def _place(key: str, recorded: list[str]) -> int:
-    """Return where an estimate is shown: those that have a title first, in their order."""
+    """Return the position of an estimate on the page: those with a title come first, in the order of titles."""
     titled = list(ESTIMATE_TITLES)
     return titled.index(key) if key in titled else len(titled) + recorded.index(key)
 
@@ -195,7 +195,7 @@ def _is_number(value: object) -> bool:
 
 
 def _fleet(run: Run) -> dict[str, Any]:
-    """Every device's rates, the mean over blocks, and how they are spread over the fleet."""
+    """Return the rates of every device, as means over blocks, and a histogram of each rate over the fleet."""
     rows = thinned(len(run.devices), MOST_ROWS)
     rates = {name: _mean_rates(run, name) for name in RATES}
     return {
@@ -241,5 +241,5 @@ def _numbers(values: FloatArray, digits: int = 5) -> list[float | None]:
 
 
 def _short(value: float, digits: int = 5) -> float | None:
-    """Return a number with no more digits than a chart can show, None for what is no number."""
+    """Return a number with no more digits than a chart can show; None for NaN and infinity."""
     return float(f"{value:.{digits}g}") if np.isfinite(value) else None

@@ -23,7 +23,7 @@ def plan_tables(
     sensitivities: Sequence[Sensitivity],
     rounds: Sequence[OtherRounds] = (),
 ) -> RenderableType:
-    """Return everything that a person wants to know about a plan."""
+    """Return a plan's summary, its phases and, where given, the tables that explain it."""
     size = f"{problem.devices:,} devices, {problem.layers} layers, batches of {problem.batch_size}"
     heading = Text.assemble((title, "bold"), f": {size}\n").append(_headline(problem, plan)).append("\n")
     parts: list[RenderableType] = [heading, _phase_table(plan)]
@@ -37,7 +37,7 @@ def plan_tables(
 
 
 def comparison_table(plans: Sequence[Plan]) -> RenderableType:
-    """Return several solvers' plans for one problem side by side; the first is what the others are measured by."""
+    """Return several solvers' plans for one problem side by side, each compared with the first."""
     first = plans[0]
     rows = [
         (
@@ -113,7 +113,7 @@ def _new_plan(best: Plan | None) -> dict[str, Any]:
 
 
 def seconds(value: float) -> str:
-    """Return a time as people say it: 2.5 ms, 3.21 s, 12 min 5 s, 2 h 14 min, 3 d 4 h."""
+    """Return a time in readable units: 2.5 ms, 3.21 s, 12 min 5 s, 2 h 14 min, 3 d 4 h."""
     if value < 1:
         return f"{value * 1e3:.3g} ms"
     if value < 60:
@@ -147,7 +147,7 @@ def _headline(problem: PlanProblem, plan: Plan) -> Text:
 
 
 def _rounds_words(problem: PlanProblem, plan: Plan) -> str:
-    """Say what the rounds come to, and by which model."""
+    """Return the predicted time and rounds, and the model that predicts the rounds."""
     rounds = f"{plan.rounds:,.0f}" if plan.rounds >= 100 else f"{plan.rounds:.3g}"
     model, time = problem.convergence, seconds(plan.predicted_time_s)
     return (
@@ -225,7 +225,7 @@ def _change(best: Plan, plan: Plan) -> str:
 
 
 def _unsure(best: Plan, plan: Plan) -> str:
-    return "" if best.status == plan.status == "optimal" else "≈ "  # not both proven
+    return "" if best.status == plan.status == "optimal" else "≈ "  # not both are proven optimal
 
 
 def _factor(factor: float) -> str:

@@ -1,4 +1,4 @@
-"""What a deployment was predicted to take, phase by phase, against what was measured."""
+"""Predicted and measured seconds of a deployment, phase by phase."""
 
 from rich.table import Table
 
@@ -11,9 +11,9 @@ PREDICTED_HEADINGS = ("phase", "predicted", "measured", "measured / predicted")
 
 
 def predicted_s(run: Run) -> dict[str, tuple[float, float]]:
-    """Return by phase the seconds predicted and measured, of one round or of one averaging, on average over blocks.
+    """Return, by phase, predicted and measured seconds of one round or of one averaging, on average over blocks.
 
-    Only deployments predict phases one by one; for other runs nothing is returned.
+    Only deployments predict single phases; for other runs the result is empty.
     """
     found: dict[str, tuple[float, float]] = {}
     blocks = [block for block in run.blocks if isinstance(block.estimates.get("predicted"), dict)]
@@ -39,7 +39,7 @@ def predicted_rows(run: Run) -> list[tuple[str, ...]]:
 
 
 def predicted_table(run: Run) -> Table | None:
-    """Return the same as a table; None for a run without predictions."""
+    """Return the rows of `predicted_rows` as a table; None for a run without predictions."""
     rows = predicted_rows(run)
     title = "Seconds predicted and measured, of a round and of an averaging"
     return filled_table(title, PREDICTED_HEADINGS, rows, left=("phase",)) if rows else None

@@ -1,4 +1,4 @@
-"""How far experiments are, while they run: a live table on a terminal, a line now and then elsewhere."""
+"""Progress of running experiments: a live table on a terminal, elsewhere a line every few seconds."""
 
 import time
 from collections import deque
@@ -31,10 +31,10 @@ class Running:
 
     Attributes:
         bar: its row of the live table.
-        planned: after how many rounds it ends at the latest; None if rounds do not end it.
-        limit_s: after how many virtual seconds it ends at the latest, if these end it.
+        planned: the most rounds that it trains; None if rounds do not end it.
+        limit_s: the most virtual seconds that it takes; None if they do not end it.
         updated: when its last round was reported.
-        block: the last one, where this process trains.
+        block: its last block, if this process trains it.
     """
 
     bar: progress.TaskID
@@ -47,7 +47,7 @@ class Running:
 
     @property
     def share(self) -> float | None:
-        """How much of it is done, by the limit that is nearest; None if neither rounds nor seconds end it."""
+        """The share that is done, by the nearest limit; None if neither rounds nor seconds end the run."""
         shares = [] if self.planned is None else [self.round / self.planned]
         if self.limit_s is not None:
             shares.append(0.0 if self.block is None else self.block.time_s / self.limit_s)
@@ -55,7 +55,7 @@ class Running:
 
     @property
     def state(self) -> str:
-        """How far it is, in words."""
+        """The progress of the run, in words."""
         if not self.round:
             return "begins"
         words = [f"round {self.round:,}" + ("" if self.planned is None else f" of {self.planned:,}")]
@@ -70,19 +70,19 @@ class Running:
 
 @dataclass
 class Pace:
-    """Rounds of one experiment that were trained, and the seconds that this took one process."""
+    """Trained rounds of one experiment, and their seconds, summed over processes."""
 
     rounds: int = 0
     seconds: float = 0.0
 
 
 class Progress:
-    """Hears from a `Watcher` how experiments go, and shows it.
+    """Shows the progress of experiments, which call its `Watcher`.
 
     Args:
-        experiments: all that run, in order.
-        titles: what they are called, if there are several.
-        quiet: show nothing but which runs are done again, and why.
+        experiments: all experiments that run, in order.
+        titles: their names, if there are several.
+        quiet: print remarks only, for example which runs are done again, and why.
         clock: real time, in seconds.
 
     Attributes:
@@ -104,19 +104,19 @@ class Progress:
         self.failures: list[tuple[Job, Exception]] = []
         self._recipes = [experiment.recipe for experiment in experiments]
         self._total = sum(len(experiment.jobs) for experiment in experiments)
-        self._waiting = [len(experiment.jobs) for experiment in experiments]  # runs that did not begin yet
+        self._waiting = [len(experiment.jobs) for experiment in experiments]  # runs that have not begun yet
         self.running: dict[Job, Running] = {}
         self._most_at_once = 1
         self._paces = [Pace() for _ in experiments]
-        self._trained: deque[tuple[float, int]] = deque()  # when, and how many rounds, in the last minute
-        self._began: float | None = None  # when the first run did
+        self._trained: deque[tuple[float, int]] = deque()  # (when, how many rounds) of the last minute
+        self._began: float | None = None  # when the first run began
         self._printed = self._drawn = self.clock()
         self._table = progress.Progress(
             progress.TextColumn("{task.description}", style="bold", markup=False),
             progress.BarColumn(BAR_WIDTH),
             progress.TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=False)),
             console=console,
-            auto_refresh=False,  # drawn when something changes: a thread would read all this in the middle of changes
+            auto_refresh=False,  # drawn on changes: a refresh thread would read a state that is half updated
             transient=True,
             disable=not self.live,
         )
@@ -124,7 +124,7 @@ class Progress:
 
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
-        """Give the callbacks, and show what they hear until the end."""
+        """Yield the callbacks, and show what they report until the context ends."""
         with self._table:
             self._table.refresh()
             yield Watcher(self._begins, self._on_round, self._on_block, self._ends, self._fails, self._remarks)
@@ -167,7 +167,7 @@ class Progress:
 
     def _leaves(self, job: Job, how: str) -> None:
         run = self.running.pop(job, None)
-        if run is None:  # it was done before, or failed before it began
+        if run is None:  # the run was done before, or failed before it began
             self._waiting[job.experiment] -= 1
         else:
             self._table.remove_task(run.bar)
@@ -204,12 +204,12 @@ class Progress:
         return f"{self.titles[job.experiment]}: " if self.titles else ""
 
     def name(self, job: Job) -> str:
-        """Return a run as people call it."""
+        """Return the displayed name of a run."""
         fleet = f" on {job.fleet}" if job.fleet else ""
         return f"{self._title(job)}{job.policy}{fleet}, seed {job.seed}"
 
     def state(self) -> str:
-        """Return how far everything is, in words."""
+        """Return the progress of all runs, in words."""
         words = [f"{self.done} of {self._total} runs done"]
         rate, left = self.rate(), self.left_s()
         if rate is not None:
@@ -227,7 +227,7 @@ class Progress:
         return sum(count for _, count in self._trained) / over_s if self._trained and over_s > 0 else None
 
     def left_s(self) -> float | None:
-        """Return the real seconds until all runs are done, if rounds end them and go on as they went; else None."""
+        """Estimate the real seconds left from the pace so far; None before any round, or if rounds do not end a run."""
         rounds = sum(pace.rounds for pace in self._paces)
         if not rounds:
             return None

@@ -11,11 +11,11 @@ from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.errors import InvalidInput
 from adaptsfl.runs.folder import Run
 
-OURS = "adaptsfl"  # the policy that comes first, where it was run
-# Okabe and Ito's colours, which colour-blind readers tell apart; dashes when they run out.
+OURS = "adaptsfl"  # the policy that is listed first, if it was run
+# Okabe and Ito's colours, which colour-blind readers can distinguish; with more series, dashes change.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
-# One hue for what is alike (devices' work, activations and gradients, models), light for the way back.
+# Related phases share a hue (devices' work; activations and gradients; models); the way back is lighter.
 PHASE_COLOURS = {
     "a1": "#2171b5",
     "a2": "#d95f0e",
@@ -33,7 +33,7 @@ Value = Literal["accuracies", "losses"]
 
 
 def time_word(runs: Iterable[Run]) -> str:
-    """Return what people read for the seconds of runs: those of simulations are virtual."""
+    """Return how reports call the seconds of runs: `time` if all are real, else `virtual time`."""
     return "time" if all(run.real for run in runs) else "virtual time"
 
 
@@ -89,7 +89,7 @@ def group(runs: Sequence[Run]) -> list[Series]:
 
 
 def _label(key: tuple[str, str, str, str], keys: Sequence[tuple[str, str, str, str]]) -> str:
-    """Return the title, with as much of the folder's name as is needed to tell it from the others."""
+    """Return the title, with as much of the folder's name as is needed to distinguish it from the others."""
     _, title, variant, parent = key
     alike = [other for other in keys if other[1] == title and other != key]
     if not alike:

@@ -1,4 +1,4 @@
-"""Time, rounds and traffic that every policy took to each accuracy, as a table and as plain data."""
+"""Time and rounds of every policy to each accuracy, and its traffic, as a table and as plain data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +15,9 @@ BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def summary_data(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return, per policy, what it took to reach every target, its accuracy and its traffic, with the seeds' spread.
+    """Return, per policy, time and rounds to every target, accuracy and traffic, with the spread over seeds.
 
-    `speed_up` says how many times sooner the first policy got there. It is null where a seed of either did not.
+    `speed_up` is the policy's time to the target over the first policy's; null if a seed of either does not reach it.
     """
     members = group(runs)
     targets = sorted({target for run in runs for target in run.targets})
@@ -57,14 +57,14 @@ def _target(runs: Sequence[Run], target: float) -> dict[str, Any]:
 
 
 def _ratio(own: dict[str, Any], first: dict[str, Any]) -> float | None:
-    """Return how many times sooner the first was; None where a seed failed: the mean of the rest would flatter."""
+    """Return the ratio of times; None if a seed missed the target: the mean of the others would be too good."""
     if any(row["reached"] < row["of"] for row in (own, first)) or not first["time_s"]["mean"]:
         return None
     return own["time_s"]["mean"] / first["time_s"]["mean"]
 
 
 def summary_rows(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the table's headings and cells as text; the lines of a cell are separated by line ends."""
+    """Return the table's headings and cells as text; a cell may have several lines."""
     to_targets = [f"to {percent(target)}" for target in data["targets"]]
     headings = ["policy", *to_targets, "final accuracy", "sent", "in all"]
     return headings, [
@@ -112,7 +112,7 @@ def with_spread(value: dict[str, float | None] | None, write: Any) -> str:
 
 
 def times(value: dict[str, Any]) -> str:
-    """Return a time with its spread, which needs no milliseconds beside minutes: 2 min 3 s ± 0.2 s."""
+    """Return a time with its spread, the spread without milliseconds beside minutes: 2 min 3 s ± 0.2 s."""
     short = value["mean"] >= 60 and (value["spread"] or 0) < 60
     return with_spread(value, lambda time_s: f"{time_s:.1f} s" if short and time_s < 60 else seconds(time_s))
 

@@ -1,4 +1,4 @@
-"""The look that all tables share."""
+"""The style that all tables share."""
 
 from collections.abc import Container, Iterable, Sequence
 
@@ -14,7 +14,7 @@ def plain_table(title: str) -> Table:
 def filled_table(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Container[str] = ()
 ) -> Table:
-    """Return a table with these rows; all columns but those in `left` end at the right."""
+    """Return a table with these rows; columns in `left` are aligned left, all others right."""
     table = plain_table(title)
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right")

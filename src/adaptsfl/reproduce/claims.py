@@ -1,4 +1,4 @@
-"""What the paper claims, from the table in claims.toml beside the recipes; and the judge who tries every row of it."""
+"""The paper's claims, from the table in claims.toml beside the recipes, and `judge`, which decides every row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Verdict = Literal["holds", "holds in part", "does not hold", "not tried"]
 
 
 class Claim(Section):
-    """A claim of the paper: a row of the table, which explains its fields."""
+    """A claim of the paper: a row of claims.toml, which explains the fields."""
 
     name: str
     figure: str
@@ -32,11 +32,11 @@ class Claim(Section):
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim, and what became of it.
+    """A claim, what was measured for it, and the verdict.
 
     Attributes:
         measured: with the spread over seeds; one line per panel.
-        note: why it does not hold, or not in full, where a person found the reason.
+        note: why it does not hold, or only in part, if a person has found the reason.
     """
 
     claim: Claim
@@ -54,12 +54,12 @@ CLAIMS = _load()
 
 
 def judge(evidence: Evidence) -> list[JudgedClaim]:
-    """Judge every claim by what was run."""
+    """Judge every claim by the runs."""
     return [_judged(claim, evidence) for claim in CLAIMS]
 
 
 def _judged(claim: Claim, evidence: Evidence) -> JudgedClaim:
-    """Try a claim in its panels. Where some were not run it holds in part at best."""
+    """Judge a claim in its panels. If some were not run, it holds in part at best."""
     texts, missing = [], []
     scores: list[float] = []
     for key in claim.panels:
@@ -77,7 +77,7 @@ def _judged(claim: Claim, evidence: Evidence) -> JudgedClaim:
 
 
 def verdict_of(scores: Sequence[float]) -> Verdict:
-    """Return what scores add up to: all as claimed, at least half of it, or less."""
+    """Return the verdict: it holds if all scores are 1, in part if their sum is at least half of that."""
     if not scores:
         return "not tried"
     if min(scores) == 1:

@@ -29,7 +29,7 @@ class FindingsFile(Section):
 
 
 def load_findings(folder: Path, scale: Scale) -> dict[str, str]:
-    """Read what people found about claims at a scale, by claim; nothing where the folder has no such file."""
+    """Read people's findings at a scale, by claim; empty if the folder has no such file."""
     path = folder / FINDINGS
     if not path.exists():
         return {}
@@ -47,7 +47,7 @@ def load_findings(folder: Path, scale: Scale) -> dict[str, str]:
 
 
 def with_findings(rows: Sequence[JudgedClaim], findings: Mapping[str, str]) -> list[JudgedClaim]:
-    """Return the rows with a finding as note of each that does not hold in full."""
+    """Return the rows; each that does not hold in full gets its finding as note."""
     return [replace(row, note=findings.get(row.claim.name, "") if row.verdict != "holds" else "") for row in rows]
 
 
@@ -55,7 +55,7 @@ def claims_markdown(rows: Sequence[JudgedClaim], evidence: Evidence, command: st
     """Return the page.
 
     Args:
-        command: what was called to get it.
+        command: the command that writes it.
         machine: the hardware, in words.
     """
     head = _head(evidence, command, machine)
@@ -119,7 +119,7 @@ def _seeds(evidence: Evidence) -> str:
 
 
 def _seed_count(evidence: Evidence, figure: str) -> int:
-    """Return how many seeds the runs have that a figure of the paper, or several, shows."""
+    """Return the number of seeds behind one figure of the paper, or behind several."""
     numbers = set(re.findall(r"\d+", figure))
     panels = [
         panel for study in evidence.studies if set(re.findall(r"\d+", study.figure)) & numbers for panel in study.panels

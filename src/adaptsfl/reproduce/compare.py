@@ -1,4 +1,4 @@
-"""Runs compared, with their noise: times to one accuracy, accuracies in points, trends.
+"""Comparisons of runs that allow for noise: times to one accuracy, accuracies in points, trends.
 
 Every comparison is made seed by seed; its value is the mean over seeds, its spread their standard deviation.
 """
@@ -12,8 +12,8 @@ from adaptsfl.report.series import spread
 from adaptsfl.reproduce.numbers import Evidence, common_target, converged_accuracy, finished, label_of, time_to
 from adaptsfl.runs.folder import Run
 
-POINTS = 1.0  # accuracies that differ by less are equal
-TIMES = 0.05  # and times, as a share
+POINTS = 1.0  # accuracies that differ by less count as equal
+TIMES = 0.05  # times that differ by a smaller share count as equal
 
 Bound = Literal["", ">", "<", "?"]
 IN_POINTS, IN_PERCENT = " points", " %"
@@ -23,7 +23,7 @@ Seeds = Mapping[int, Run]  # runs that differ in their seed only
 
 
 class Missing(Exception):
-    """Runs that a claim needs and that are not there; the message names them."""
+    """Runs that a claim needs are missing; the message names them."""
 
 
 def seeds_of(evidence: Evidence, key: str, policy: str, fleet: str = "") -> Seeds:
@@ -46,7 +46,7 @@ def along(evidence: Evidence, key: str, policy: str) -> list[Seeds]:
 
 
 def label(runs: Seeds) -> str:
-    """Return the policy of runs as a legend calls it."""
+    """Return the label of the runs' policy in legends."""
     return label_of(next(iter(runs.values())))
 
 
@@ -75,17 +75,17 @@ class Number:
         return f"{self.bound} {text}{self.unit}".lstrip()
 
     def reaches(self, value: float) -> bool:
-        """Whether it is known to be at least so much."""
+        """Whether the number is known to be at least `value`."""
         return self.bound in ("", ">") and self.mean >= value
 
 
 def _decimals(value: float) -> int:
-    """Return how many decimals give three figures, six at most."""
+    """Return the number of decimals that gives three significant figures, at most six."""
     return 2 if abs(value) < 1e-6 else min(max(2 - math.floor(math.log10(abs(value))), 0), 6)
 
 
 def points(first: Seeds, second: Seeds) -> Number:
-    """Return how many points of converged accuracy the first has more than the second."""
+    """Return the converged accuracy of the first minus that of the second, in points."""
     values = [100 * (converged_accuracy(first[s]) - converged_accuracy(second[s])) for s in _common(first, second)]
     return Number(*spread(values), unit=IN_POINTS)
 
@@ -106,14 +106,14 @@ def lower(difference: Number) -> bool:
 
 
 def target_of(*compared: Seeds) -> float:
-    """Return the accuracy to which their times are compared."""
+    """Return the accuracy to which the times of these runs are compared."""
     return common_target(runs.values() for runs in compared)
 
 
 def time_ratio(slow: Seeds, fast: Seeds, target: float) -> Number:
-    """Return how many times the fast one's time the slow one takes to an accuracy.
+    """Return the time of `slow` to an accuracy over that of `fast`.
 
-    A run that never gets there takes longer than all of its time, which bounds the ratio.
+    A run that never reaches it takes longer than its whole time, which bounds the ratio.
     """
     seeds = _common(slow, fast)
     times = [(time_to(slow[s], target), time_to(fast[s], target)) for s in seeds]
@@ -127,19 +127,19 @@ def time_ratio(slow: Seeds, fast: Seeds, target: float) -> Number:
 
 
 def slowdowns(slow: Sequence[Seeds], fast: Sequence[Seeds]) -> list[Number]:
-    """Return the time ratios at every point of a sweep, to one accuracy that suits all of these runs."""
+    """Return the time ratios at every point of a sweep, to the common accuracy of all these runs."""
     target = target_of(*slow, *fast)
     ratios = [time_ratio(*pair, target) for pair in zip(slow, fast, strict=True)]
     return [replace(ratio, unit=f"× {to_accuracy(target)}") for ratio in ratios]
 
 
 def slowdown(slow: Seeds, fast: Seeds) -> Number:
-    """Return how many times the fast one's time the slow one takes to the accuracy that suits both."""
+    """Return the time of `slow` over that of `fast`, to the common accuracy of both."""
     return slowdowns([slow], [fast])[0]
 
 
 def to_accuracy(target: float) -> str:
-    """Return an accuracy as a remark."""
+    """Return an accuracy as a remark in parentheses: (to 53.4 %)."""
     return f"(to {100 * target:.3g} %)"
 
 
@@ -149,7 +149,7 @@ def longer(ratio: Number) -> bool:
 
 
 def mean_seconds(runs: Seeds, target: float) -> Number:
-    """Return the virtual seconds to an accuracy; at least those of the whole run where it never gets there."""
+    """Return the virtual seconds to an accuracy; those of the whole run, as a bound, if it is never reached."""
     times = [time_to(run, target) for run in runs.values()]
     known = [run.time_s if found is None else found for found, run in zip(times, runs.values(), strict=True)]
     return Number(*spread(known), bound=">" if None in times else "", unit=" s")

@@ -1,7 +1,7 @@
 """The kinds of comparison that claims are made of.
 
-Each takes the evidence, figure/panel, and what the claim's row gives. It returns a text of what was measured, and a
-score for every comparison it made: 1 as claimed, 0 not, half for the direction alone.
+Each function takes the evidence, figure/panel, and the claim's `given`. It returns a text with the measured values and
+a score for every comparison: 1 if it is as claimed, 0 if not, half if only the direction is right.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ def _together(parts: Sequence[Scored]) -> Scored:
 
 
 def sooner(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
-    """AdaptSFL reaches the common accuracy sooner than each other, at every point of a sweep."""
+    """AdaptSFL reaches the common accuracy sooner than each other policy, at every point of a sweep."""
     ours = along(evidence, key, OURS)
     found = [(runs, slowdowns(runs, ours)) for runs in (along(evidence, key, policy) for policy in others)]
     where = ", the least of all points" if len(ours) > 1 else ""
@@ -69,7 +69,7 @@ def sooner(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
 
 
 def as_accurate(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
-    """No other's converged accuracy is above AdaptSFL's."""
+    """No other policy has a higher converged accuracy than AdaptSFL."""
     ours = seeds_of(evidence, key, OURS)
     found = [(runs, points(ours, runs)) for runs in (seeds_of(evidence, key, policy) for policy in others)]
     text = f"converged accuracy {accuracy(ours)}, against {_listed(found)}"
@@ -77,14 +77,14 @@ def as_accurate(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
 
 
 def ahead(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
-    """AdaptSFL is sooner than each other, which is not more accurate: one score for both."""
+    """AdaptSFL is sooner than each other policy, and that policy is not more accurate: one score for both."""
     time, accurate = sooner(evidence, key, others), as_accurate(evidence, key, others)
     scores = [min(pair) for pair in zip(time.scores, accurate.scores, strict=True)]
     return Scored(f"{time.measured}; {accurate.measured}", scores)
 
 
 def each_sooner(evidence: Evidence, key: str, first: Sequence[str], last: Sequence[str]) -> Scored:
-    """Each of the first reaches the common accuracy sooner than each of the last."""
+    """Each policy in `first` reaches the common accuracy sooner than each policy in `last`."""
     runs = {policy: seeds_of(evidence, key, policy) for policy in (*first, *last)}
     ratios = [slowdown(runs[slow], runs[fast]) for fast in first for slow in last]
     right = [float(longer(ratio)) for ratio in ratios]
@@ -106,7 +106,7 @@ def slower_than_iid(evidence: Evidence, key: str, policies: Sequence[str]) -> Sc
 def worse(evidence: Evidence, key: str, pairs: Sequence[Sequence[str]]) -> Scored:
     """The first of each pair takes longer than the second, and is not more accurate.
 
-    Half if it takes longer but is more accurate, or is less accurate but does not take longer.
+    Scores half if it takes longer but is more accurate, or is less accurate but does not take longer.
     """
     return _together([_worse(*(seeds_of(evidence, key, policy) for policy in pair)) for pair in pairs])
 
@@ -119,13 +119,13 @@ def _worse(runs: Seeds, better: Seeds) -> Scored:
 
 
 def _harm(evidence: Evidence, key: str, policy: str) -> tuple[Number, Number]:
-    """Return what a policy loses on AdaptSFL: points of converged accuracy, and the ratio of times."""
+    """Return how far a policy is behind AdaptSFL: points of converged accuracy, and the ratio of times."""
     ours, runs = seeds_of(evidence, key, OURS), seeds_of(evidence, key, policy)
     return points(ours, runs), slowdown(runs, ours)
 
 
 def gain(evidence: Evidence, key: str, policy: str, words: str, printed: Mapping[str, Mapping[str, float]]) -> Scored:
-    """AdaptSFL gains on a policy what the paper prints for the panel: points of accuracy, and a ratio of times."""
+    """AdaptSFL is ahead of a policy by what the paper prints for the panel: points of accuracy, a ratio of times."""
     found = dict(zip(("points", "times"), _harm(evidence, key, policy), strict=True))
     least = {"points": 0.0, "times": 1 + TIMES}
     scores = [reaches_printed(found[k], number, direction=least[k]) for k, number in printed[key].items()]
@@ -133,7 +133,7 @@ def gain(evidence: Evidence, key: str, policy: str, words: str, printed: Mapping
 
 
 def many_times_sooner(evidence: Evidence, key: str, policy: str, times: float) -> Scored:
-    """AdaptSFL is so many times as fast as a policy and no less accurate; half if it is only sooner."""
+    """AdaptSFL is `times` times as fast as a policy and no less accurate; half if it is only sooner."""
     lost, ratio = _harm(evidence, key, policy)
     score = 0.0 if not longer(ratio) else 1.0 if ratio.reaches(times) and not lower(lost) else 0.5
     return Scored(f"time {ratio}, AdaptSFL more accurate by {lost}", [score])
@@ -142,9 +142,9 @@ def many_times_sooner(evidence: Evidence, key: str, policy: str, times: float) -
 def more_harm(
     evidence: Evidence, key: str, policy: str, other: str, points: float, times: float, least_points: float
 ) -> Scored:
-    """A policy loses so many times as much on AdaptSFL as another: accuracy, and time.
+    """A policy loses `points` times as much accuracy against AdaptSFL as another, and takes `times` times as long.
 
-    Fewer than `least_points` are no divisor.
+    A loss of the other below `least_points` counts as `least_points`.
     """
     lost, slow = _harm(evidence, key, policy)
     little, little_slow = _harm(evidence, key, other)
@@ -156,7 +156,7 @@ def more_harm(
 
 
 def falling_accuracy(evidence: Evidence, key: str, policies: Sequence[str]) -> Scored:
-    """Converged accuracy falls from the first policy to the last, and rises nowhere between."""
+    """Converged accuracy falls from the first policy to the last, and rises at no step."""
     runs = [seeds_of(evidence, key, policy) for policy in policies]
     rises = any(less_accurate(before, after) for before, after in pairwise(runs))
     score = trend(ends=less_accurate(runs[-1], runs[0]), against=rises)
@@ -164,7 +164,7 @@ def falling_accuracy(evidence: Evidence, key: str, policies: Sequence[str]) -> S
 
 
 def rising_time(evidence: Evidence, key: str, policies: Sequence[str]) -> Scored:
-    """Time to the common accuracy rises from the first policy to the last, and falls nowhere between."""
+    """Time to the common accuracy rises from the first policy to the last, and falls at no step."""
     runs = [seeds_of(evidence, key, policy) for policy in policies]
     target = target_of(*runs)
     falls = any(longer(time_ratio(before, after, target)) for before, after in pairwise(runs))
@@ -174,7 +174,7 @@ def rising_time(evidence: Evidence, key: str, policies: Sequence[str]) -> Scored
 
 
 def rising_accuracy_by_aggregation(evidence: Evidence, key: str, policies: Sequence[str]) -> Scored:
-    """Accuracy after as many aggregations as the last policy has in all rises from the first policy to the last."""
+    """Accuracy rises from the first policy to the last, after as many aggregations as the last has in its run."""
     runs = [seeds_of(evidence, key, policy) for policy in policies]
     fewest = {seed: aggregations(run)[-1] for seed, run in runs[-1].items()}
     if len({tuple(seeds) for seeds in runs}) > 1:
@@ -190,9 +190,9 @@ def rising_accuracy_by_aggregation(evidence: Evidence, key: str, policies: Seque
 
 
 def _accuracies_after(runs: Seeds, allowed: Mapping[int, float]) -> list[float]:
-    """Return, for every seed, the accuracy in percent after so many aggregations.
+    """Return, for every seed, the accuracy in percent after the allowed number of aggregations.
 
-    At the first evaluation, if that comes later: to the advantage of the policy that averages most.
+    If the first evaluation comes later, it is used, which favours the policy that averages most.
     """
     found = []
     for seed, run in runs.items():
@@ -216,10 +216,10 @@ def more_with_noniid(evidence: Evidence, key: str, shallow: str, deep: str) -> S
 
 
 def slight_rise(evidence: Evidence, key: str, other: str, most: float) -> Scored:
-    """From the richest to the poorest point of a sweep AdaptSFL's time rises `most` times, and less than another's."""
+    """From the richest to the poorest point, AdaptSFL's time grows `most`-fold at most, and less than another's."""
     both = along(evidence, key, OURS), along(evidence, key, other)
     target = target_of(*both[0], *both[1])
-    share, other_share = (time_ratio(runs[0], runs[-1], target) for runs in both)  # richest last
+    share, other_share = (time_ratio(runs[0], runs[-1], target) for runs in both)  # the richest point is last
     more, other_more = (mean_seconds(runs[0], target).mean - mean_seconds(runs[-1], target).mean for runs in both)
     exact = share.bound == "" and other_share.bound in ("", ">")
     scores = [
@@ -248,12 +248,12 @@ def between(evidence: Evidence, key: str, policies: Sequence[str], slowest: str)
 
 
 def steady(evidence: Evidence, key: str, most: float, half: float) -> Scored:
-    """AdaptSFL's longest time over its shortest is `most` at most along a sweep; up to `half` counts half."""
+    """Along a sweep, AdaptSFL's longest time is at most `most` times its shortest; up to `half` times scores half."""
     runs = along(evidence, key, OURS)
     target = target_of(*runs)
     times = [mean_seconds(seeds, target) for seeds in runs]
     shortest, longest = min(times, key=_mean), max(times, key=_mean)
-    # A time of which only a bound is known leaves the ratio open.
+    # If only a bound of a time is known, the ratio is not known either.
     bound: Bound = "?" if shortest.bound else ">" if any(time_s.bound for time_s in times) else ""
     ratio = Number(longest.mean / shortest.mean, bound=bound, unit="×")
     score = 0.0 if bound else 1.0 if ratio.mean <= most else 0.5 if ratio.mean <= half else 0.0
@@ -261,7 +261,7 @@ def steady(evidence: Evidence, key: str, most: float, half: float) -> Scored:
 
 
 def widening_gap(evidence: Evidence, key: str, others: Sequence[str]) -> Scored:
-    """Along a sweep each other's delay against AdaptSFL grows, in seconds at every step and as a share in all."""
+    """Along a sweep each other policy falls further behind AdaptSFL: in seconds at every step, as a ratio overall."""
     ours = along(evidence, key, OURS)
     return _together([_gap(ours, along(evidence, key, policy)) for policy in others])
 
@@ -271,7 +271,7 @@ def _gap(ours: Sequence[Seeds], others: Sequence[Seeds]) -> Scored:
     ratios = [time_ratio(slow, fast, target) for slow, fast in zip(others, ours, strict=True)]
     times = [(mean_seconds(slow, target), mean_seconds(fast, target)) for slow, fast in zip(others, ours, strict=True)]
     gaps = [slow.mean - fast.mean for slow, fast in times]
-    # A least time at the end of a step is enough to know that a gap grows, but not at its beginning.
+    # A lower bound of the slow time proves that the gap grows if it is at the end of a step, not at its beginning.
     known = all(not fast.bound for _, fast in times) and all(not slow.bound for slow, _ in times[:-1])
     wider = known and all(after > before for before, after in pairwise(gaps))
     larger = known and ratios[-1].mean > ratios[0].mean
@@ -287,7 +287,7 @@ def _costs(evidence: Evidence, key: str) -> CutCosts:
 
 
 def rising_work(evidence: Evidence, key: str) -> Scored:
-    """A device computes more at every deeper cut; half if only the last cut costs more than the first."""
+    """A device computes more at every deeper cut; scores half if only the last cut costs more than the first."""
     costs = _costs(evidence, key)
     work = costs.forward_flops + costs.backward_flops
     score = trend(ends=bool(work[-1] > work[0]), against=bool((np.diff(work) <= 0).any()))
@@ -295,7 +295,7 @@ def rising_work(evidence: Evidence, key: str) -> Scored:
 
 
 def falling_traffic(evidence: Evidence, key: str) -> Scored:
-    """Of every two cuts the deeper one sends no more, in nine of ten pairs; half if in half of the pairs."""
+    """In nine of ten pairs of cuts, the deeper one sends no more; scores half if in half of the pairs."""
     bits = _costs(evidence, key).activation_bits
     shallow, deep = np.triu_indices(bits.size, 1)
     share = float((bits[deep] <= bits[shallow]).mean())

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 WIDTH, ROW_HEIGHT, HIGH_ROW, REST_HEIGHT = 7.2, 2.75, 3.3, 0.75  # inches; half the width is a column of the paper
 SHORT_TITLE, LONGEST_TITLE, LONGEST_FOOTER = 46, 52, 150  # letters in a line
-SPARSE = (0.0, 0.11)  # of the diagonal of the axes, between two markers
+SPARSE = (0.0, 0.11)  # between two markers, as a share of the diagonal of the axes
 PAPER_STYLE: dict[Any, Any] = {
     **STYLE,
     "font.size": 9.5,
@@ -54,7 +54,7 @@ PAPER_STYLE: dict[Any, Any] = {
     "figure.constrained_layout.h_pad": 0.06,
 }
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# A policy looks the same in every figure. SFL is I = 1; what is no policy of the paper takes a look that is left.
+# A policy looks the same in every figure. SFL is I = 1; policies that are not listed get an unused look.
 PLACES = {
     **{policy: k for k, policy in enumerate(PAPER_ORDER)},
     **{"sfl": 1, "fixed@I=1": 1, "fixed@I=5": 2, "fixed@I=15": 4, "fixed@I=25": 3, "psl": 6},
@@ -65,7 +65,7 @@ PLACES = {
 def write_figure(study: Study, evidence: Evidence, folder: Path) -> list[Path]:
     """Draw a figure into `folder`, creating it, and return the files: pictures and tables.
 
-    A figure that needs runs and has none is not written. Without matplotlib the tables are written before the error.
+    A figure that needs runs and has none is not written. Without matplotlib, the tables are written, then it raises.
     """
     if not panels.worth_drawing(evidence, study):
         return []
@@ -86,7 +86,7 @@ def write_figure(study: Study, evidence: Evidence, folder: Path) -> list[Path]:
 
 
 def csv_name(panel: Panel) -> str:
-    """Return how the file of a panel's numbers is called."""
+    """Return the name of the CSV file with a panel's numbers."""
     return f"{panel.figure}-{panel.name}.csv"
 
 
@@ -99,7 +99,7 @@ def _draw(figure: "Figure", study: Study, evidence: Evidence, rows: int) -> None
     for letter, part, panel in zip("abcdefghijklmnopqrstuvwxyz", parts, study.panels, strict=False):
         _draw_panel(part, panel, evidence, looks, unit)
         title = f"({letter}) {panel.title}"
-        middle = 0.54 if len(title) <= SHORT_TITLE else 0.5  # of the axes, or of all the room that there is
+        middle = 0.54 if len(title) <= SHORT_TITLE else 0.5  # centred under the axes, or on the whole panel
         part.supxlabel(_wrapped(title, LONGEST_TITLE), x=middle, fontsize=9)
     _level_labels(parts)
     _legends(figure, parts, study)
@@ -112,7 +112,7 @@ def _wrapped(text: str, letters: int) -> str:
 
 
 def _level_labels(parts: Sequence["SubFigure"]) -> None:
-    """Give the x labels of neighbours as many lines, so that their axes end at one height."""
+    """Give the x labels of neighbouring panels the same number of lines, so that their axes end at one height."""
     for left, right in zip(parts[::2], parts[1::2], strict=False):
         labels = [part.axes[-1].xaxis.label for part in (left, right)]
         most = max(label.get_text().count("\n") for label in labels)
@@ -139,7 +139,7 @@ def _looks(study: Study, evidence: Evidence) -> dict[str, Look]:
 
 
 def _legends(figure: "Figure", parts: Sequence["SubFigure"], study: Study) -> None:
-    """One legend of policies for all panels; where a panel shows something else, each panel has its own above it."""
+    """Draw one legend of policies for all panels; if a panel shows no policies, each panel has its own legend."""
     pairs = [
         [pair for axes in part.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)] for part in parts
     ]
@@ -148,7 +148,7 @@ def _legends(figure: "Figure", parts: Sequence["SubFigure"], study: Study) -> No
     if common:
         entries = [{label: handle for entry in entries for label, handle in entry.items()}]
     for place, found in zip([figure] if common else parts, entries, strict=True):
-        columns = min(6, len(found)) if common else (len(found) + 1) // 2  # two rows each: neighbours are as high
+        columns = min(6, len(found)) if common else (len(found) + 1) // 2  # two rows each: neighbours have equal height
         if found:
             place.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns)
 
@@ -208,7 +208,7 @@ def _y_axis(evidence: Evidence, panel: Panel, found: Sequence[Line], unit: Unit)
 
 
 def _geometric(xs: FloatArray) -> bool:
-    """Whether points multiply rather than add: each at least as many times the one before as steps would not be."""
+    """Whether points are spaced geometrically: the ratios of neighbours vary less than their differences."""
     if xs.size < 2 or xs[0] <= 0 or xs[-1] / xs[0] < 2:
         return False
     ratios, steps = xs[1:] / xs[:-1], np.diff(xs)
@@ -216,12 +216,12 @@ def _geometric(xs: FloatArray) -> bool:
 
 
 def _shown(label: str) -> str:
-    """Return a label as matplotlib is to show it: as it is, but for the paper's symbols I and L_c."""
+    """Return a label that matplotlib shows unchanged, except that the paper's symbols I and L_c are formulas."""
     return re.sub(r"^(I|L_c) = ", r"$\1$ = ", plain_label(label))
 
 
 def _converged(part: "SubFigure", found: Sequence[panels.Converged], looks: dict[str, Look], unit: Unit) -> None:
-    """Accuracies beside times, one bar per policy, the first on top."""
+    """Draw accuracies beside times, one bar per policy, the first on top."""
     accuracy, time = part.subplots(1, 2, sharey=True)
     colours = [looks[one.policy].colour for one in found]
     _bars(accuracy, [one.accuracy for one in found], 0.01, colours)
@@ -248,7 +248,7 @@ def _bars(axes: "Axes", values: Sequence[Spread], scale: float, colours: Sequenc
 
 
 def _short(value: float) -> str:
-    """Return three digits at least: 53.4, 1.25, 1,204."""
+    """Return a number with at least three digits: 53.4, 1.25, 1,204."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

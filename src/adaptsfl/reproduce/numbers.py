@@ -1,10 +1,10 @@
 """Runs by panel, policy and fleet, and the numbers that figures and claims read from them.
 
-"Converged" in the paper: test accuracy rises by less than 0.02 % over 5 rounds. Here: accuracy is the mean of five
-evaluations, it has converged where it first comes within 2 % of its own highest, and that highest is the converged
-accuracy. Because: a test accuracy jumps by more than 0.02 % from one evaluation to the next, so the printed rule stops
-where chance has it. A policy that learns little converges early by either rule; times that are compared are therefore
-those to one accuracy for all, about the highest that every policy reaches (`common_target`).
+In the paper, a run has converged when its test accuracy rises by less than 0.02 % over 5 rounds. Test accuracy jumps by
+more than that from one evaluation to the next, so the printed rule would stop at random. Here, accuracy is the mean of
+five evaluations; its highest value is the converged accuracy, and a run has converged when it first comes within 2 % of
+it. A policy that learns little converges early by either rule. Compared times are therefore times to one accuracy for
+all policies, about the highest that every policy reaches (`common_target`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ WORTHWHILE = 0.9  # of the best policy's accuracy: the least that a common accur
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was run at one scale.
+    """All runs at one scale.
 
     Attributes:
         studies: the figures, in the order of the paper.
@@ -36,11 +36,11 @@ class Evidence:
     runs: Mapping[str, tuple[Run, ...]]
 
     def panel(self, key: str) -> Panel | None:
-        """Return figure/panel, None if that figure was not asked for."""
+        """Return the panel figure/panel; None if that figure was not requested."""
         return next((panel for study in self.studies for panel in study.panels if panel.key == key), None)
 
     def of(self, key: str, *, policy: str = "", fleet: str = "") -> tuple[Run, ...]:
-        """Return the runs that figure/panel shows, of one policy and one fleet where they are named: one per seed."""
+        """Return the runs that figure/panel shows; only of one policy or one fleet, if they are named."""
         panel = self.panel(key)
         found = self.runs.get(panel.runs if panel is not None else key, ())
         return tuple(run for run in found if policy in ("", run.policy) and fleet in ("", run.fleet))
@@ -51,18 +51,18 @@ class Evidence:
 
 
 def finished(run: Run) -> bool:
-    """Whether a run ended as planned, and has an accuracy."""
+    """Whether a run is complete and was evaluated."""
     return run.whole and bool(np.isfinite(run.evaluations.accuracies).any())
 
 
 def label_of(run: Run) -> str:
-    """Return how a legend calls a run's policy: `fixed@I=5` is I = 5, all others by their title."""
+    """Return the label of a run's policy in legends: `I = 5` for `fixed@I=5`, else the policy's title."""
     variant = run.policy.partition("@")[2]
     return variant.replace("=", " = ") if variant else run.title
 
 
 def smoothed(run: Run) -> tuple[FloatArray, FloatArray]:
-    """Return virtual seconds and accuracies, each accuracy the mean of `WINDOW` evaluations up to there."""
+    """Return virtual seconds and accuracies; each accuracy is the mean of the last `WINDOW` evaluations."""
     seconds, accuracies = run.evaluations.seconds, run.evaluations.accuracies
     known = np.isfinite(accuracies)
     seconds, accuracies = seconds[known], accuracies[known]
@@ -73,13 +73,13 @@ def smoothed(run: Run) -> tuple[FloatArray, FloatArray]:
 
 
 def converged_accuracy(run: Run) -> float:
-    """Return the highest smoothed accuracy; 0 of a run without evaluations."""
+    """Return the highest smoothed accuracy; 0 for a run without evaluations."""
     accuracies = smoothed(run)[1]
     return float(accuracies.max()) if accuracies.size else 0.0
 
 
 def converged_s(run: Run) -> float:
-    """Return the virtual seconds after which accuracy rises by `1 - NEARLY` of itself at most."""
+    """Return the virtual seconds to `NEARLY` of the converged accuracy."""
     found = time_to(run, NEARLY * converged_accuracy(run))
     return run.time_s if found is None else found
 
@@ -87,7 +87,7 @@ def converged_s(run: Run) -> float:
 def time_to(run: Run, target: float) -> float | None:
     """Return the virtual seconds after which the smoothed accuracy is first at least `target`, None if never.
 
-    Between two evaluations it is taken to go straight, so that a time is not that of the next evaluation.
+    Accuracy is interpolated linearly between two evaluations, so that times are not rounded up to the next one.
     """
     seconds, accuracies = smoothed(run)
     reached = np.flatnonzero(accuracies >= target)
@@ -100,14 +100,15 @@ def time_to(run: Run, target: float) -> float | None:
 
 
 def common_target(compared: Iterable[Iterable[Run]], worthwhile: float = WORTHWHILE) -> float:
-    """Return the accuracy to which times are compared: about the highest that all reach, if that is worth while.
+    """Return the accuracy to which times are compared: about the highest that all groups of runs reach.
 
-    One that learns next to nothing would set a target that all others pass at once. The target is therefore at least
-    `worthwhile` of the most accurate one's accuracy; of one that never gets there only a least time is known.
+    A group that learns almost nothing would set a target that all others pass at once. The target is therefore at
+    least `worthwhile` of the best group's accuracy; for a run that never reaches it, only a lower bound of its time is
+    known.
 
     Args:
-        compared: for each of those compared its runs, which differ in their seed, or their fleet, only.
-        worthwhile: a share.
+        compared: groups of runs; the runs of a group differ only in their seed or their fleet.
+        worthwhile: a share of the best group's accuracy.
     """
     reached = [[converged_accuracy(run) for run in runs] for runs in compared]
     best = max(spread(accuracies).mean for accuracies in reached)
@@ -115,7 +116,7 @@ def common_target(compared: Iterable[Iterable[Run]], worthwhile: float = WORTHWH
 
 
 def mean_time_to(runs: Sequence[Run], target: float) -> Spread | None:
-    """Return the mean over seeds of the time to an accuracy; None where a seed does not reach it."""
+    """Return the mean over seeds of the time to an accuracy; None if a seed does not reach it."""
     times = [time_to(run, target) for run in runs]
     known = [time_s for time_s in times if time_s is not None]
     return spread(known) if known and len(known) == len(times) else None
@@ -132,5 +133,5 @@ def aggregations(run: Run) -> FloatArray:
 
 
 def epochs(run: Run) -> FloatArray:
-    """Return how often every sample had been seen at every evaluation."""
+    """Return the epochs that were trained, at every evaluation."""
     return run.evaluations.rounds / (run.epoch_rounds or 1)

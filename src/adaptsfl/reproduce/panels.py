@@ -1,7 +1,7 @@
-"""The numbers of one panel, as they are drawn and as they are written beside the drawing for others to draw again.
+"""The numbers of one panel, for the drawing and for the CSV file beside it, from which others can draw it again.
 
-A line is the mean of up to `numbers.WINDOW` evaluations: what converged accuracies and times are read from. Its first
-points are means of the few that there are. Tables have both, the accuracies and their means.
+A line shows means of the last `numbers.WINDOW` evaluations, from which converged accuracies and times are read. Its
+first points are means of fewer evaluations. Tables have both the accuracies and their means.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ from adaptsfl.runs.folder import Run
 
 PAPER_ORDER = (OURS, "rma+ms", "ma+rms", "rma+rms", "dama+rms", "rma+ams")
 GIGA, MEGA = 1e9, 1e6
-LONGEST = 8.0  # times the whole run of ours, to which a time axis goes at most
-FAR_APART = 10.0  # lengths of runs that differ by more are shown on a logarithmic axis
+LONGEST = 8.0  # a time axis ends at so many times our whole run at most
+FAR_APART = 10.0  # if lengths of runs differ by a larger factor, the axis is logarithmic
 SWEEPS_FROM = 0.5  # of the best policy's accuracy: a sweep's lines should have as many points as possible
 ROOM, LITTLE_MORE = 1.05, 1.6
 
@@ -55,7 +55,7 @@ Row = Sequence[object]
 
 
 class Table(NamedTuple):
-    """What a CSV file holds."""
+    """The content of a CSV file."""
 
     columns: tuple[str, ...]
     rows: Sequence[Row]
@@ -63,7 +63,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One policy, the mean over its seeds: accuracies, or in a sweep seconds to the target, NaN where not reached."""
+    """One policy's mean over seeds: accuracies, or in a sweep seconds to the target (NaN if it is not reached)."""
 
     policy: str
     label: str
@@ -89,7 +89,7 @@ class TimeAxis(NamedTuple):
 
 
 def runs_shown(evidence: Evidence, panel: Panel) -> dict[str, tuple[Run, ...]]:
-    """Return the runs of a panel by policy, the paper's first and in its order: those that ended and were evaluated."""
+    """Return a panel's complete and evaluated runs by policy; the paper's policies come first, in its order."""
     if not panel.runs:
         return {}
     found = [run for run in evidence.of(panel.key) if finished(run)]
@@ -105,7 +105,7 @@ def worth_drawing(evidence: Evidence, study: Study) -> bool:
 
 
 def missing(evidence: Evidence, panel: Panel) -> str:
-    """Return in words why a panel has nothing to show; empty if it has."""
+    """Return the reason why a panel has nothing to show; empty if it has something."""
     if not panel.runs or runs_shown(evidence, panel):
         return ""
     found = evidence.of(panel.key)
@@ -142,7 +142,7 @@ def _times(runs: Sequence[Run], sweep: Sweep, target: float) -> Curve:
 
 
 def _smoothed(run: Run, draw: str) -> tuple[FloatArray, FloatArray]:
-    """Return x and the mean of `WINDOW` evaluations up to there, or of as many as there are."""
+    """Return x and the mean of the last `WINDOW` evaluations, or of all so far if they are fewer."""
     known = np.isfinite(run.evaluations.accuracies)
     accuracies = run.evaluations.accuracies[known]
     means = [float(accuracies[max(0, k - WINDOW + 1) : k + 1].mean()) for k in range(accuracies.size)]
@@ -156,16 +156,16 @@ def _x(run: Run, draw: str) -> FloatArray:
 
 
 def _one_per_x(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Keep the last of those that share an x: between two aggregations there may be several evaluations."""
+    """Keep the last of the points that share an x: between two aggregations there may be several evaluations."""
     last = np.append(np.diff(x) > 0, True) if x.size else np.zeros(0, dtype=bool)
     return x[last], y[last]
 
 
 def time_axis(evidence: Evidence, panel: Panel) -> TimeAxis:
-    """Return an axis on which the fastest and the slowest can be seen.
+    """Return an axis that shows both the fastest and the slowest policy.
 
-    It is logarithmic in all panels of a figure, or in none. Else it ends where the last policy has converged, at
-    `LONGEST` times the whole run of ours at most; where little more would show all of every run, it does.
+    Either all panels of a figure are logarithmic, or none. A linear axis ends where the last policy has converged, at
+    `LONGEST` times our whole run at most; if a little more length shows all runs in full, it is that long.
     """
     shown = runs_shown(evidence, panel)
     longest = max(run.time_s for runs in shown.values() for run in runs)
@@ -185,7 +185,7 @@ def _far_apart(evidence: Evidence, panel: Panel) -> bool:
 
 
 def longest_s(evidence: Evidence, study: Study) -> float:
-    """Return the longest time that a figure shows: its panels have one unit."""
+    """Return the longest time that a figure shows, which sets the unit of all its panels."""
     found = [0.0]
     for panel in study.panels:
         if not runs_shown(evidence, panel):
@@ -213,7 +213,7 @@ def converged(evidence: Evidence, panel: Panel) -> list[Converged]:
 
 
 def table(evidence: Evidence, panel: Panel) -> Table:
-    """Return every number that the panel shows, and those of single seeds behind it; times in seconds."""
+    """Return every number that the panel shows, and those of the single seeds; times in seconds."""
     if panel.draw == "overhead":
         return overhead_table(panel.costs, panel.recipe.training.batch_size)
     if panel.draw in ("converged", "sweep"):
@@ -224,7 +224,7 @@ def table(evidence: Evidence, panel: Panel) -> Table:
 
 
 def overhead_table(costs: CutCosts, batch_size: int) -> Table:
-    """Return what a device computes and sends at every cut: per round, and (its layers) per aggregation; one way."""
+    """Return a device's work and one-way traffic at every cut: per round, for its layers per aggregation."""
     megabyte = BITS_PER_BYTE * MEGA
     columns = {
         "compute_gflop": batch_size * (costs.forward_flops + costs.backward_flops) / GIGA,
@@ -237,7 +237,7 @@ def overhead_table(costs: CutCosts, batch_size: int) -> Table:
 
 
 def _line_rows(evidence: Evidence, panel: Panel) -> Iterator[Row]:
-    """One row per evaluation; then, where there are several seeds, one per point of the mean line."""
+    """Yield one row per evaluation; then, if there are several seeds, one per point of the mean line."""
     drawn = {line.policy: line for line in lines(evidence, panel)}
     for policy, runs in runs_shown(evidence, panel).items():
         label = drawn[policy].label
@@ -254,11 +254,11 @@ def _line_rows(evidence: Evidence, panel: Panel) -> Iterator[Row]:
 
 
 def _outcome_table(evidence: Evidence, panel: Panel) -> Table:
-    """One row per seed and point of a sweep, then the mean over seeds with its spread."""
+    """Return one row per seed and point of a sweep, then the mean over seeds with its spread."""
     points = [()] if panel.sweep is None else list(zip(panel.sweep.fleets, panel.sweep.xs, strict=True))
     place_columns = ("policy", "label", *(() if panel.sweep is None else ("fleet", "x")), "seed")
     outcomes = ("converged_accuracy", "converged_s", "target_accuracy", "time_to_target_s")
-    spreads = [k for k in (0, 1, 3) if panel.sweep is None or k == 3]  # of which outcomes
+    spreads = [k for k in (0, 1, 3) if panel.sweep is None or k == 3]  # indices of the outcomes that have one
     common = target(evidence, panel)
     rows: list[Row] = []
     for policy, runs in runs_shown(evidence, panel).items():
@@ -282,12 +282,12 @@ def _outcome(run: Run, target: float) -> tuple[float, float, float, float | str]
 
 
 def explanation(study: Study) -> str:
-    """Return how a figure is to be read."""
+    """Return a text that explains how to read a figure."""
     return " ".join(dict.fromkeys(EXPLANATIONS[panel.draw] for panel in study.panels))
 
 
 def caption(study: Study, evidence: Evidence) -> list[str]:
-    """Return what has to be said of a figure wherever it goes: its scale, and what its axes leave out."""
+    """Return the lines below a figure: its scale, and what its axes leave out."""
     return [_scale_words(study, evidence), *_notes(study, evidence)]
 
 
@@ -313,13 +313,13 @@ def _scale_words(study: Study, evidence: Evidence) -> str:
 
 
 def _expected(panel: Panel) -> int:
-    """Return how many runs a panel has when all are there."""
+    """Return how many runs a panel has if none is missing."""
     asked = panel.recipe.run
     return len(asked.policies) * panel.seeds * max(1, len(asked.fleets)) if panel.runs and asked is not None else 0
 
 
 def _model_words(models: Sequence[Mapping[str, Any]]) -> str:
-    """Return what learns and what is charged: `vgg16 at width 0.125, charged at width 1.0`."""
+    """Return which model is trained and which costs are charged: `vgg16 at width 0.125, charged at width 1.0`."""
     named: dict[str, dict[str, None]] = {}
     for model in models:
         options, charged = model.get("options") or {}, model.get("charged_as") or {}
@@ -351,13 +351,13 @@ def _notes(study: Study, evidence: Evidence) -> Iterator[str]:
 
 
 def _unreached(line: Line) -> str:
-    """Return who does not get to the accuracy, and where, if that is not everywhere."""
+    """Return a policy that misses the target, with the points where it does, unless it misses it everywhere."""
     places = [f"{x:g}" for x in line.curve.x[np.isnan(line.curve.mean)]]
     return line.label if len(places) == line.curve.x.size else f"{line.label} at {' and '.join(places)}"
 
 
 def _without_accuracy(study: Study, evidence: Evidence) -> dict[str, list[str]]:
-    """Return the policies that were run and cannot be drawn, with the titles of the panels in which others are."""
+    """Return the policies that were run but cannot be drawn, with the titles of the panels that show others."""
     found: dict[str, list[str]] = {}
     for panel in study.panels:
         shown = runs_shown(evidence, panel)

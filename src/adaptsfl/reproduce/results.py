@@ -1,4 +1,4 @@
-"""Writes everything when figures were run: pictures and their numbers, a page, and the table of claims."""
+"""Writes the results of figures: pictures and their numbers, pages, and the table of claims."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ FIGURES, CLAIMS, PAGE = "figures", "claims.md", "report.html"
 
 
 class Written(NamedTuple):
-    """What was written: tables for the terminal, (what, where), and why there are no pictures (else empty)."""
+    """The written results: tables for the terminal, (what, path), and why there are no pictures (else empty)."""
 
     tables: list[Table]
     places: list[tuple[str, Path]]
@@ -29,19 +29,19 @@ class Written(NamedTuple):
 
 
 def write_results(evidence: Evidence, out: Path, results: Path, recipes: Path, command: str) -> Written:
-    """Write everything.
+    """Write all results.
 
     Args:
-        out: where the runs are; their pages and the page of all figures go beside them.
-        results: where the claims and the figures go.
+        out: the folder of the runs; their pages and the page of all figures go there too.
+        results: the folder for claims and figures.
         recipes: the folder of the figures' files, with the findings of people.
-        command: what was typed.
+        command: the command line that the user typed.
     """
     complaint = ""
     for study in evidence.studies:
         try:
             write_figure(study, evidence, results / FIGURES)
-        except InvalidInput as error:  # the numbers are written, and the page needs no pictures
+        except InvalidInput as error:  # the numbers are written; the page needs no pictures
             complaint = str(error)
     for key, runs in evidence.runs.items():
         if runs:

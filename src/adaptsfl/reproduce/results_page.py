@@ -21,7 +21,7 @@ from adaptsfl.runs.folder import Run
 
 CLAIM_COLUMNS = ("figure", "claim", "paper", "measured", "verdict")
 DIFFERENCE_COLUMNS = ("key", "paper", "here", "in")
-COLOURS = {"holds": "good", "holds in part": "part", "does not hold": "bad"}  # of verdicts; any other is open
+COLOURS = {"holds": "good", "holds in part": "part", "does not hold": "bad"}  # CSS classes; any other is `open`
 
 
 def write_results_page(
@@ -30,9 +30,9 @@ def write_results_page(
     """Write the page to `out`.
 
     Args:
-        figures: where `drawings.write_figure` put its files.
+        figures: the folder into which `drawings.write_figure` wrote.
         claims: in the order of the table.
-        commands: with which all of it is made again.
+        commands: command lines that reproduce the page.
     """
     css = asset("page.css") + asset("results.css")
     shown = [study for study in evidence.studies if panels.worth_drawing(evidence, study)]
@@ -87,7 +87,7 @@ def _scrolling(label: str, kind: str, content: str) -> str:
 def _figure(study: Study, evidence: Evidence, figures: Path, here: Path) -> str:
     name = _anchor(study)
     drawn = (figures / f"{study.name}.png").is_file()
-    words = [panels.explanation(study), *(() if drawn else panels.caption(study, evidence))]  # the picture has these
+    words = [panels.explanation(study), *(() if drawn else panels.caption(study, evidence))]  # a picture has its own
     files = [(label, file) for label, file in _files(study, figures, here) if file.is_file()]
     links = "".join(f'<li><a href="{_link(file, here)}">{escape(label)}</a></li>' for label, file in files)
     return (
@@ -99,7 +99,7 @@ def _figure(study: Study, evidence: Evidence, figures: Path, here: Path) -> str:
 
 
 def _picture(study: Study, figures: Path) -> str:
-    """Return the figure as part of the page: a PNG looks the same whatever fonts there are."""
+    """Return the figure, embedded as PNG, which looks the same whatever fonts are installed."""
     file = figures / f"{study.name}.png"
     if not file.is_file():
         return '<p class="note">Not drawn. Its numbers are in the files below.</p>'
@@ -110,7 +110,7 @@ def _picture(study: Study, figures: Path) -> str:
 
 
 def _files(study: Study, figures: Path, here: Path) -> Iterator[tuple[str, Path]]:
-    """Give the files beside the page: the picture, the numbers of every panel, the experiment's own page."""
+    """Yield the files to link: the picture, the numbers of every panel, the pages of the experiments."""
     yield "PNG", figures / f"{study.name}.png"
     yield "SVG", figures / f"{study.name}.svg"
     for panel in study.panels:
@@ -124,7 +124,7 @@ def _link(file: Path, here: Path) -> str:
 
 
 def _scale(studies: Sequence[Study]) -> str:
-    """Return what is not as in the paper, in words and key by key."""
+    """Return the differences from the paper's setting, in words and key by key."""
     words = list(dict.fromkeys(change for study in studies for change in study.changes))
     rows = [
         row(escape(key), map(escape, (_value(paper), _value(here), where)))
@@ -160,7 +160,7 @@ def _wall_s(runs: Sequence[Run]) -> float:
 
 
 def _machine() -> Mapping[str, str]:
-    """Return this machine; the runs were made on it, unless they were copied."""
+    """Return the hardware of this machine, on which the runs were made, unless they were copied."""
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": str(os.cpu_count() or "unknown"),
@@ -169,5 +169,5 @@ def _machine() -> Mapping[str, str]:
 
 
 def machine_words() -> str:
-    """Return the same in a line."""
+    """Return the hardware of this machine in one line."""
     return ", ".join(f"{name} {value}" for name, value in _machine().items())

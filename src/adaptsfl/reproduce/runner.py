@@ -1,7 +1,7 @@
-"""Figures run: every panel's experiment once, in one folder whose trajectories they all share.
+"""Runs figures: every panel's experiment once, in one folder whose trajectories all experiments share.
 
 OUT/
-  trajectories/             what was learned, whichever figure asked for it first
+  trajectories/             trained once, by the first figure that needs them
   accuracy/cifar10-iid/     an experiment, as `simulate` leaves it
   …
 """
@@ -22,13 +22,13 @@ class Reproduction:
     """Some of the paper's figures at one scale, in `folder`.
 
     Args:
-        figures: by name; all of them for `all`, or for none.
+        figures: their names; `all`, or no name, for all of them.
         recipes: the folder of their files.
-        overrides: section.key=value for every recipe, over all that the files say.
-        seeds: how many runs of each policy, instead of what the files say.
+        overrides: section.key=value for every recipe; they take precedence over the files.
+        seeds: how many runs of each policy, instead of the number in the files.
 
     Attributes:
-        experiments: those behind the figures, by the figure/panel that they belong to.
+        experiments: the experiments of the figures, by figure/panel.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Reproduction:
                 )
 
     def execute(self, processes: int = 1, watcher: Watcher | None = None) -> Evidence:
-        """Do every run that is not done yet; return all that there are, by panel."""
+        """Execute every run that is not done yet; return all runs, by panel."""
         runs = execute_side_by_side(list(self.experiments.values()), processes, watcher)
         by_panel = {key: tuple(found) for key, found in zip(self.experiments, runs, strict=True)}
         return Evidence(tuple(self.studies), by_panel)

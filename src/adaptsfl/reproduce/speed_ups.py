@@ -1,4 +1,4 @@
-"""The headline in numbers: how much sooner AdaptSFL gets to one accuracy than each of the others, panel by panel."""
+"""The headline numbers: AdaptSFL's speed-up to one accuracy over each other policy, panel by panel."""
 
 from contextlib import suppress
 
@@ -10,7 +10,7 @@ HEADLINE = "accuracy"  # the figure with all policies
 
 
 def speed_up_rows(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells: a row per panel that was run, with how many times AdaptSFL's time others take."""
+    """Return headings and cells: a row per panel that was run, with each other policy's time over AdaptSFL's."""
     found: dict[str, dict[str, str]] = {}
     for panel in (panel for study in evidence.studies if study.name == HEADLINE for panel in study.panels):
         with suppress(Missing):

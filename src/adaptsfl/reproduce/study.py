@@ -1,6 +1,6 @@
-"""A figure of the paper as a file: the recipe behind each panel, and what a smaller scale changes of it.
+"""A figure of the paper as a file: the recipe of each panel, and what a smaller scale changes in it.
 
-    extends = "cifar10.toml"                    # another file of this kind, which this one is laid over
+    extends = "cifar10.toml"                    # another such file, over which this one is merged
     figure = "Fig. 5"
     title = "Test accuracy over training time"
     [recipe.run]                                # a recipe, in the paper's full setting
@@ -8,14 +8,14 @@
     [panels.noniid]
     title = "Non-IID"
     draw = "time"
-    recipe.data.partition.kind = "shards"       # what the panel changes of it
+    recipe.data.partition.kind = "shards"       # the panel's change of the recipe
     [scales.laptop]
     changes = "An eighth of the width, …"       # in words; the keys are listed by `Panel.differences`
     seeds = 2
     recipe.model.options.width = 0.125
 
-Files are laid over each other in the order: what the figure extends, the figure, what the panel extends, the panel;
-then, in the same order, what each says for the scale.
+Files are merged, later over earlier, in this order: what the figure extends, the figure, what the panel extends, the
+panel; then, in the same order, the changes that each has for the scale.
 """
 
 import math
@@ -36,12 +36,12 @@ from adaptsfl.errors import InvalidInput, naming, unknown
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
-NO_FIGURES = ("claims", "findings")  # files beside the figures
+NO_FIGURES = ("claims", "findings")  # files in the folder that are no figures
 Drawing = Literal["epochs", "aggregations", "time", "converged", "sweep", "overhead"]
 
 
 class SweepPoint(Section):
-    """One point of a sweep: its place on the axis, and what the fleet has instead of what the recipe says."""
+    """One point of a sweep: its place on the axis, and its changes of the recipe's fleet."""
 
     x: float
     fleet: dict[str, Any]
@@ -55,16 +55,16 @@ class Sweep(Section):
 
     @property
     def xs(self) -> tuple[float, ...]:
-        """Where the fleets are on the axis."""
+        """The places of the fleets on the axis."""
         return tuple(point.x for point in self.points)
 
     @property
     def fleets(self) -> tuple[str, ...]:
-        """How the recipe's [run.fleets] calls them."""
+        """The names of the fleets in the recipe's [run.fleets]."""
         return tuple(f"{x:g}" for x in self.xs)
 
     def thinned(self, most: int | None) -> Self:
-        """Return the sweep from left to right, with so many points at most, evenly chosen, the ends among them."""
+        """Return the sweep from left to right, with at most `most` points, evenly chosen, including both ends."""
         points = sorted(self.points, key=lambda point: point.x)
         if not points or not all(math.isfinite(point.x) for point in points):
             problem = "are none, or one has an x that is not finite"
@@ -80,16 +80,16 @@ class Sweep(Section):
 
 
 class ScaleConfig(Section):
-    """What a scale changes."""
+    """The changes of a scale."""
 
     changes: str = ""
     seeds: int | None = None
-    sweep_points: int | None = None  # of each sweep, at most
+    sweep_points: int | None = None  # the most points of each sweep
     recipe: dict[str, Any] = Field(default_factory=dict)
 
 
 class RecipeLayer(Section):
-    """What figures and panels have in common: a recipe over that of the file they extend, and changes by scale."""
+    """The common part of figures and panels: a recipe, merged over that of the file they extend, and scales."""
 
     extends: str | None = None
     recipe: dict[str, Any] = Field(default_factory=dict)
@@ -101,12 +101,12 @@ class PanelConfig(RecipeLayer):
 
     title: str
     draw: Drawing
-    runs: str | None = None  # figure/panel, whose runs it shows
+    runs: str | None = None  # figure/panel whose runs this panel shows
     sweep: Sweep | None = None
 
 
 class StudyFile(RecipeLayer):
-    """A figure, or what several figures have in common."""
+    """A figure, or the common part of several figures."""
 
     figure: str = ""
     title: str = ""
@@ -118,7 +118,7 @@ class Panel:
     """One picture of a figure at one scale.
 
     Attributes:
-        figure, name: how it is called: `figure/name`.
+        figure, name: the parts of its key, `figure/name`.
         runs: figure/panel whose runs it shows, its own by default; empty where it shows none.
         recipe: of its runs, resolved.
         differences: (key, in the paper's setting, at this scale), for every key that the scale changes.
@@ -135,7 +135,7 @@ class Panel:
     differences: tuple[tuple[str, Any, Any], ...]
 
     def __post_init__(self) -> None:
-        """Only a sweep shows runs of several fleets, each at its point."""
+        """Check that a panel has a sweep exactly if it draws one, and that all fleets are points of it."""
         if (self.sweep is None) == (self.draw == "sweep"):
             raise InvalidInput("draw", f"is {self.draw!r}", "Give a sweep exactly where one is drawn")
         fleets = () if self.recipe.run is None else self.recipe.run.fleets
@@ -149,7 +149,7 @@ class Panel:
 
     @cached_property
     def costs(self) -> CutCosts:
-        """The costs of every cut of its model; profiling takes seconds, and pictures, tables and claims need them."""
+        """The costs of every cut of its model; cached, because profiling takes seconds and several files need them."""
         training = self.recipe.training
         return loading.model_costs(self.recipe.model, training.batch_size, training.optimizer)
 
@@ -159,7 +159,7 @@ class Study:
     """A figure at one scale.
 
     Attributes:
-        name: the file's, without its ending.
+        name: the name of its file, without the suffix.
         figure: its number in the paper.
         changes: what the scale changes, in words.
     """
@@ -173,9 +173,9 @@ class Study:
 
 
 def all_differences(studies: Sequence[Study]) -> list[tuple[str, Any, Any, str]]:
-    """Return (key, in the paper's setting, at this scale, where), every change of the scale once.
+    """Return every change of the scale once, as (key, in the paper's setting, at this scale, where).
 
-    Where is `all`, or the figures, or figure/panel where a figure has it in some panels only.
+    `where` is `all`, or names the figures, or figure/panel if only some panels of a figure have the change.
     """
     own = [(study, [panel for panel in study.panels if panel.key == panel.runs]) for study in studies]
     found: dict[tuple[str, str, str], tuple[str, Any, Any, list[str]]] = {}
@@ -201,7 +201,7 @@ def _places(keys: Sequence[str], own: Sequence[tuple[Study, Sequence[Panel]]]) -
 
 
 def recipes_folder() -> Path:
-    """Return where the paper's recipes lie: beside this file in an installed package, else in the project."""
+    """Return the folder of the paper's recipes: beside this file in an installed package, else in the project."""
     inside = Path(__file__).parent / "recipes"
     return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes" / "paper"
 
@@ -225,14 +225,14 @@ def load_studies(
     """Read figures by name, each once.
 
     Args:
-        overrides: section.key=value for every recipe, over all that the files say.
-        seeds: how many runs of each policy, instead of what the files say.
+        overrides: section.key=value for every recipe; they take precedence over the files.
+        seeds: how many runs of each policy, instead of the number in the files.
     """
     known = study_names(folder)
     if not known:
         raise InvalidInput("recipes", f"{folder} has no figure", 'Give files in it that say figure = "Fig. 1"')
     for override in overrides:
-        override_key({}, override)  # said before any file is blamed for it
+        override_key({}, override)  # a malformed one raises here, in no file's name
     for name in names:
         if name not in known:
             raise unknown("figure", name, known, f"Give all, or some of {', '.join(known)}")
@@ -295,7 +295,7 @@ class _Reader:
         )
 
     def owner(self, panel: PanelConfig) -> Panel:
-        """Return the panel that another one shows the runs of."""
+        """Return the panel whose runs `panel` shows."""
         assert panel.runs is not None
         for key in sorted(panel.model_fields_set - {"title", "draw", "runs"}):
             raise InvalidInput(key, "is given beside the runs of another panel", "Leave it out, or say it there")
@@ -311,11 +311,11 @@ class _Reader:
         return self.panel(figure, name, found, layers)
 
     def layers(self, panel: PanelConfig) -> list[RecipeLayer]:
-        """Return a panel after what it extends."""
+        """Return the files that a panel extends, then the panel."""
         return [*(() if panel.extends is None else self.chain(panel.extends)), panel]
 
     def chain(self, name: str, above: tuple[str, ...] = ()) -> Iterator[StudyFile]:
-        """Give a file after those that it extends, directly or not."""
+        """Yield the files that a file extends, directly or not, then the file."""
         if name in above:
             raise InvalidInput("extends", f"goes in a circle: {' → '.join([*above, name])}", "Take one of them out")
         content = _read(self.folder / name)
@@ -324,7 +324,7 @@ class _Reader:
         yield content
 
     def changes(self, layers: Sequence[RecipeLayer]) -> list[ScaleConfig]:
-        """Return what layers change at the scale."""
+        """Return the changes that the layers have for the scale."""
         return [layer.scales[self.scale] for layer in layers if self.scale in layer.scales]
 
 
@@ -333,7 +333,7 @@ def _panels(layers: Sequence[StudyFile]) -> dict[str, PanelConfig]:
 
 
 def _last(scales: Sequence[ScaleConfig], name: str) -> Any:
-    """Return what the last of them that says anything says."""
+    """Return the value of a field in the last scale that sets it; None if none does."""
     return next((value for scale in reversed(scales) if (value := getattr(scale, name)) is not None), None)
 
 
@@ -342,7 +342,7 @@ def _read(path: Path) -> StudyFile:
 
 
 def _laid_over(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return nested tables as one, later ones over earlier ones, key by key; lists are replaced as a whole."""
+    """Merge nested tables key by key, later over earlier; lists are replaced as a whole."""
     merged: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
@@ -353,7 +353,7 @@ def _laid_over(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Give every key whose value is not the same, with both; a fleet of a sweep is none of the scale's changes."""
+    """Yield every key whose values differ, with both; the fleets of a sweep do not count as changes of the scale."""
     for key in dict.fromkeys([*before, *after]):
         old, new, name = before.get(key), after.get(key), f"{at}{key}"
         if name == "run.fleets" or old == new:
