@@ -154,8 +154,8 @@ class CalibrationConfig(Section):
     prior_fall: Positive = 0.3
     least_fall: Positive = 0.02
     # An interval is at most long_block or `growth` times the rounds done, whichever is larger: this limits the cost of
-    # a mistake. If averaging takes long, its rounds may take as long as `risked_averagings` averagings, but it
-    # is at most 4·long_block or `averaging_growth` times the rounds done, whichever is larger.
+    # a mistake. If averaging takes long, an interval may last as long as `risked_averagings` averagings, but is
+    # at most 4·long_block or `averaging_growth` times the rounds done, whichever is larger.
     growth: Positive = 0.5
     risked_averagings: Positive = 2.0
     averaging_growth: Positive = 1.0
