@@ -1,4 +1,4 @@
-"""`python -m adaptsfl`, for whoever starts processes by their interpreter."""
+"""Entry point of `python -m adaptsfl`."""
 
 from adaptsfl.cli import main
 

@@ -1,4 +1,4 @@
-"""Turn what callers give into arrays and numbers that the formulas can trust, or say what is wrong."""
+"""Validate what callers pass and convert it to arrays and numbers, or raise an error that says what is wrong."""
 
 import math
 import numbers
@@ -14,7 +14,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-# Beyond these a number is a mistake of unit or a computation gone wrong, and products of a few would overflow.
+# A number outside this range is a wrong unit or a failed computation, and products of a few such numbers overflow.
 SMALLEST, LARGEST = 1e-50, 1e50
 LARGEST_WHOLE = 10**15
 
@@ -37,7 +37,7 @@ def vector(field: str, values: Any, *, length: int | None = None, of: str = "", 
     bad = ~(size <= LARGEST) | (array < 0) | ((size < SMALLEST) & (positive | (array != 0)))
     if bad.any():
         index = int(np.argmax(bad))
-        number(f"{field}[{index}]", float(array[index]), positive=positive)  # raises with the right words
+        number(f"{field}[{index}]", float(array[index]), positive=positive)  # raises the matching error
     array.setflags(write=False)
     return array
 
@@ -83,7 +83,7 @@ def bounds(field: str, value: float | Sequence[float]) -> tuple[float, float]:
 
 
 def rising(field: str, values: FloatArray) -> FloatArray:
-    """Return `values` if they never fall: cumulative costs grow with the cut."""
+    """Return `values` if they never decrease: cumulative costs grow with the cut."""
     falls = np.flatnonzero(np.diff(values) < 0)
     if falls.size:
         at = int(falls[0]) + 1
@@ -104,7 +104,7 @@ def cut_numbers(field: str, values: Sequence[int] | IntArray, layers: int) -> In
 
 
 def names(field: str, values: Sequence[str], length: int, of: str) -> tuple[str, ...]:
-    """Return `values` as names that can be printed, or none at all."""
+    """Return `values` as a tuple of printable names; it may be empty."""
     if values and len(values) != length:
         raise InvalidInput(field, f"has {len(values)} entries, expected {length}", f"Give {length}{_per(of)}")
     for index, name in enumerate(values):
@@ -118,15 +118,15 @@ def _per(of: str) -> str:
 
 
 def printable(text: str, most: int = 500) -> str:
-    """Return text from outside as a terminal can show it: one line, no control characters, not too long."""
+    """Return untrusted text so that a terminal can show it: one line, no control characters, at most `most` long."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[: most + 1])
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def short(value: Any) -> str:
-    """Return a value as it is written in code, cut short where it is long."""
+    """Return the `repr` of a value, truncated to 60 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python does not write down whole numbers of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."

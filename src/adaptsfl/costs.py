@@ -1,7 +1,7 @@
 """What every possible cut of a model costs: work, payload and memory.
 
 Cut j puts layers 1..j on the device and the rest on the edge server. Cut L is allowed: the device then holds
-the whole model, and what it sends are the logits.
+the whole model and sends the logits.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ class CutCosts:
         activation_bits: ψ_j, size of the activations that leave layer j.
         gradient_bits: χ_j, size of the gradients that come back to layer j.
         client_model_bits: δ_j, size of layers 1..j as the fed server averages them.
-        memory_bytes: what a device needs to train layers 1..j with one mini-batch: parameters, their gradients,
+        memory_bytes: memory that a device needs to train layers 1..j with one mini-batch: parameters, their gradients,
             optimiser state and the batch's saved activations. None if unknown.
         statistics_bits: size of batch-norm's running statistics in layers 1..j; zero if not given.
-        names: one name per layer, for people; empty if unnamed.
+        names: one readable name per layer; empty if unnamed.
     """
 
     forward_flops: FloatArray
@@ -88,7 +88,7 @@ class LayerCost:
 def cut_costs(
     layers: Sequence[LayerCost], batch_size: int, *, bits_per_value: int = 32, optimizer_values: int = 0
 ) -> CutCosts:
-    """Add layers up into the costs of every cut.
+    """Sum the costs of layers into the costs of every cut.
 
     `optimizer_values` is how many numbers the optimiser keeps per parameter: 0 for SGD, 1 with momentum, 2 for Adam.
     """

@@ -1,6 +1,6 @@
 """A decision: where every device cuts the model and how often the layers of devices are averaged.
 
-The one type on the way from a policy to the trainer, to the clock, to the record and to the wire.
+Policies return this type; the trainer, the clock, the records and the wire format all use it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ class Decision:
         cuts: μ, one cut (1..L) per device; layers up to the deepest, L_c, have one copy per device.
         interval: I, in rounds; None never averages (parallel split learning).
         layer_intervals: layers (1..L_c) that have another interval than I.
-        rounds: rounds until the next decision: a whole number of intervals, because decisions change after an averaging
-            only. The interval if not given; needed where nothing is averaged.
-        placed: where every device's model is cut in truth, where that is not what `cuts` say: SplitFed V1 has a copy of
-            every layer for every device, and runs the later ones on the edge server.
+        rounds: rounds until the next decision: a multiple of the interval, because decisions change only after an
+            averaging. Equal to the interval by default; required if nothing is averaged.
+        placed: where every device's model is really cut, if that differs from `cuts`: SplitFed V1 keeps a copy of every
+            layer for every device, and runs the later ones on the edge server.
     """
 
     cuts: tuple[int, ...]
@@ -62,7 +62,7 @@ class Decision:
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """Where every device's model is cut in truth."""
+        """Where every device's model is really cut."""
         return self.cuts if self.placed is None else self.placed
 
     @property
@@ -79,14 +79,14 @@ class Decision:
         return self.layer_intervals.get(layer, self.interval)
 
     def levelled(self, devices: int = 1) -> "Decision":
-        """Return the decision as far as learning is concerned, for so many devices: every cut at L_c.
+        """Return an equivalent decision for `devices` devices that all cut at L_c.
 
-        Where a layer below L_c runs does not change what is learned.
+        Where a layer up to L_c runs does not change what is learned.
         """
         return Decision((self.deepest,) * devices, self.interval, self.layer_intervals)
 
     def check(self, devices: int, layers: int) -> None:
-        """Refuse a decision for another number of devices or of layers."""
+        """Raise unless the decision fits this number of devices and of layers."""
         if len(self.cuts) != devices:
             raise InvalidInput("decision.cuts", f"has {len(self.cuts)} entries", f"Give {devices}, one per device")
         checks.cut_numbers("decision.cuts", self.cuts, layers)

@@ -5,12 +5,12 @@ AdaptSFLError
 ├── InfeasiblePlan    the problem is well-formed, but no plan reaches its target
 ├── SolverError       a solver cannot take this problem, or failed on it
 ├── TrainingDiverged  the loss is NaN or infinity, or far above where it began
-├── NotWritten        a file that could not be written: a full disk, no permission
-├── RunFailed         a run failed in a process of its own; says what went wrong there
+├── NotWritten        a file could not be written: a full disk, no permission
+├── RunFailed         a run failed in another process; carries the error of that process
 ├── RankFailed        one of the processes that train together has failed or ended
-├── BadMessage        another party sent what the protocol does not allow
-├── Refused           another party refuses us
-└── Stopped           a person has ended it: Ctrl-C, or SIGTERM
+├── BadMessage        another party sent a message that violates the protocol
+├── Refused           another party rejected our request
+└── Stopped           the user stopped the command: Ctrl-C, or SIGTERM
 """
 
 import difflib
@@ -27,7 +27,7 @@ class AdaptSFLError(Exception):
 
 
 class InvalidInput(AdaptSFLError):
-    """A value that cannot be used: names the field, what is wrong with its value, and the remedy."""
+    """A value that cannot be used: the message names the field, what is wrong with its value, and the remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str, *, source: str = "") -> None:
         self.field = field
@@ -46,12 +46,12 @@ class InvalidInput(AdaptSFLError):
         return InvalidInput(field, self.problem, self.remedy, source=self.source)
 
     def from_file(self, source: str) -> "InvalidInput":
-        """Return the same error with the file that held the value."""
+        """Return the same error, naming the file that contains the value."""
         return InvalidInput(self.field, self.problem, self.remedy, source=source)
 
 
 class InfeasiblePlan(AdaptSFLError):
-    """No interval and cuts satisfy the problem; the message says which limit to move and how far."""
+    """No interval and cuts satisfy the problem; the message says which limit to change and by how much."""
 
 
 class SolverError(AdaptSFLError):
@@ -59,27 +59,27 @@ class SolverError(AdaptSFLError):
 
 
 class TrainingDiverged(AdaptSFLError):
-    """The loss of a round is not finite, or exploded; the message names the round and the device."""
+    """The loss of a round is NaN, infinite or exploded; the message names the round and the device."""
 
 
 class NotWritten(AdaptSFLError):
-    """A file could not be written; the message says why, and that an older one is still there."""
+    """A file could not be written; the message says why, and that the previous version still exists."""
 
 
 class BadMessage(AdaptSFLError):
-    """Another party sent what the protocol does not allow, by mistake or not; nothing of it was used."""
+    """Another party sent a message that violates the protocol, by mistake or on purpose; the message was discarded."""
 
 
 class Refused(AdaptSFLError):
-    """Another party refuses us, and a retry would not help."""
+    """Another party rejected our request, and a retry would not help."""
 
 
 class Stopped(AdaptSFLError):
-    """A person has stopped the command; the message says how to go on."""
+    """The user stopped the command; the message says how to resume."""
 
 
 class RunFailed(AdaptSFLError):
-    """A run failed in another process: the message is that of the error there, `kind` the name of its class."""
+    """A run failed in another process; the message is that of the original error, `kind` the name of its class."""
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
@@ -87,12 +87,12 @@ class RunFailed(AdaptSFLError):
 
 
 class RankFailed(AdaptSFLError):
-    """One of the processes that train one model together has failed or ended: all of them end."""
+    """One of the processes that train one model together has failed or ended, so all of them end."""
 
 
 @contextmanager
 def naming(source: str) -> Iterator[None]:
-    """Say of an `InvalidInput` which file, or which part of it, it is about, unless it says so itself."""
+    """Add the file, or the part of it, to any `InvalidInput` that does not name its source yet."""
     try:
         yield
     except InvalidInput as error:
@@ -101,7 +101,7 @@ def naming(source: str) -> Iterator[None]:
 
 @contextmanager
 def inside(section: str) -> Iterator[None]:
-    """Name the section of the file in which an `InvalidInput` arises."""
+    """Add the section of the file to the field of any `InvalidInput` raised inside."""
     try:
         yield
     except InvalidInput as error:
@@ -109,7 +109,7 @@ def inside(section: str) -> Iterator[None]:
 
 
 def unknown(field: str, name: str, known: Collection[str], remedy: str) -> InvalidInput:
-    """Return the error for a name that is not among the known ones, with the nearest of them."""
+    """Return the error for an unknown name; it suggests the most similar known name."""
     near = difflib.get_close_matches(name, known, n=1)
     question = f"Did you mean {near[0]!r}? " if near else ""
     return InvalidInput(field, f"{name!r} is unknown", question + remedy)
@@ -122,7 +122,7 @@ def first_line(error: BaseException) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """Return the message for people: that of our own errors; for anything else, that it is a bug, and where."""
+    """Return the message to show: that of our own errors; any other error is reported as a bug, with its location."""
     if isinstance(error, AdaptSFLError):
         return str(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
@@ -131,5 +131,5 @@ def message_of(error: Exception) -> str:
 
 
 def kind_of(error: Exception) -> str:
-    """Return the name of an error's class, in whichever process it was raised."""
+    """Return the name of the class of the original error, also if another process raised it."""
     return error.kind if isinstance(error, RunFailed) else type(error).__name__

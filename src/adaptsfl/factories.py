@@ -1,4 +1,4 @@
-"""Functions of the user's own, named in a recipe or on a command line as `package.module:factory`."""
+"""Import and call the user's own functions, named in a recipe or on a command line as `package.module:factory`."""
 
 import importlib
 import inspect
@@ -13,7 +13,7 @@ from adaptsfl.errors import InvalidInput, first_line, unknown
 
 
 def find(field: str, target: str, returns: str) -> Callable[..., Any]:
-    """Import the function that `target` names; `returns` says what it should give, for the error message."""
+    """Import the function that `target` names; `returns` describes its result, for the error message."""
     package, _, name = target.partition(":")
     try:
         with _prints_to_stderr():
@@ -32,7 +32,7 @@ def find(field: str, target: str, returns: str) -> Callable[..., Any]:
 def code_of(field: str, target: str) -> str | None:
     """Return a fingerprint of the code behind `target`, and of the user's own code that it uses.
 
-    None if it cannot be read. An empty text for a name that is not package.module:factory: that is our code.
+    Return None if the source cannot be read, and "" if `target` is not package.module:factory but a name of ours.
     """
     if ":" not in target:
         return ""
@@ -42,7 +42,7 @@ def code_of(field: str, target: str) -> str | None:
 
 
 def call(field: str, name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Return what `factory` makes of `options`; whatever goes wrong in it is an error of `field`."""
+    """Call `factory` with `options`; any exception that it raises becomes an `InvalidInput` about `field`."""
     with suppress(ValueError):  # built-in functions may have no signature
         signature = inspect.signature(factory)
         try:
@@ -61,7 +61,7 @@ def call(field: str, name: str, factory: Callable[..., Any], options: dict[str, 
 
 
 def _prints_to_stderr() -> AbstractContextManager[Any]:
-    """Keep what a user's code prints out of our own output, which may be JSON."""
+    """Redirect what the user's code prints to stderr: our own stdout may be JSON."""
     return redirect_stdout(sys.stderr)
 
 

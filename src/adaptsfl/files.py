@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders that one process at a time writes to."""
+"""Write files atomically, and lock folders so that one process at a time writes to them."""
 
 import os
 import tempfile
@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 try:
     import fcntl
-except ImportError:  # Windows has none
+except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment]
 
 from adaptsfl.errors import InvalidInput, NotWritten, first_line
 
-if TYPE_CHECKING:  # files without tensors are written without torch too
+if TYPE_CHECKING:  # files without tensors must not need torch
     from torch import Tensor
 
-TEMPORARY = ".unfinished-"  # what the names of files begin with while they are written
+TEMPORARY = ".unfinished-"  # prefix of a file's name while it is being written
 LOCK = ".lock"
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, then rename it: readers see the old file or the new one, never a part.
 
-    What was written is on the disk before it gets its name, and the name is before this returns, so that order
-    survives a loss of power too.
+    The content is synced to disk before the rename, and the rename before this returns, so the order of writes also
+    survives a power failure.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{path.stem[:100]}-", dir=path.parent)
@@ -43,7 +43,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def writing(path: Path, remedy: str) -> Iterator[None]:
-    """Turn a full disk or a missing permission into words."""
+    """Turn an OSError, such as a full disk or a missing permission, into `NotWritten`."""
     try:
         yield
     except OSError as error:
@@ -52,10 +52,10 @@ def writing(path: Path, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep a folder for this process, or refuse one that another process keeps.
+    """Lock a folder for this process; raise `InvalidInput` if another process has locked it.
 
-    Two that write to one folder would leave files that nobody can go on with. However the process ends, the folder is
-    free again at once; the file of the lock stays.
+    Two processes that write to one folder would leave files from which no run can resume. The lock is released as soon
+    as the process ends, however it ends; the lock file stays.
     """
     with writing(folder, "Free some space or give another folder by --out"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,23 +67,23 @@ def held(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 remedy = "Wait until it ends or stop it, or give another folder by --out"
                 raise InvalidInput("", "is in use by another process", remedy, source=str(folder)) from None
-            except OSError:  # a file system without locks, where one has to take care oneself
+            except OSError:  # a file system without locks: the user must avoid two processes
                 pass
         yield
 
 
 @contextmanager
 def waits_for(folder: Path) -> Iterator[None]:
-    """Keep a folder for this process, as soon as no other process keeps it this way.
+    """Lock a folder for this process; wait until no other process holds this lock.
 
-    Worker processes of a call that was killed go on until they notice, and then save what they have: the next call
+    Worker processes of a call that was killed continue until they notice, and then save their results: the next call
     waits for them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         if fcntl is not None:
-            with suppress(OSError):  # a file system without locks, where one has to take care oneself
+            with suppress(OSError):  # a file system without locks: the user must avoid two processes
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -91,8 +91,8 @@ def waits_for(folder: Path) -> Iterator[None]:
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:
-    """Write one safetensors file at exactly this path; a full disk is an OSError, as everywhere else."""
-    from safetensors import SafetensorError  # noqa: PLC0415 (only training has it)
+    """Write one safetensors file at exactly this path; raise OSError if the disk is full, as other writers do."""
+    from safetensors import SafetensorError  # noqa: PLC0415 (installed for training only)
     from safetensors.torch import save_file  # noqa: PLC0415 (imports torch)
 
     try:
@@ -102,7 +102,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", about: Mapping[st
 
 
 def about_tensors(path: Path) -> dict[str, str]:
-    """Return the `about` that `write_tensors` wrote to a file; nothing, if it cannot be read."""
+    """Return the `about` that `write_tensors` wrote to a file; empty if the file cannot be read."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     try:

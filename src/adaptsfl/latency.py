@@ -1,11 +1,11 @@
-"""Seconds: every latency term of the paper's Section V, one function each, and who sets each maximum.
+"""Every latency term of the paper's Section V in seconds, one function each, and the bottleneck of each maximum.
 
 `cuts` holds the cut of every device, 1-based, along its last axis: one plan of shape (N,), many plans of shape
-(plans, N), or every cut of every device at once as a column of shape (L, 1). Each function gives one entry per device
-or, where the servers act, one per plan.
+(plans, N), or every cut of every device at once as a column of shape (L, 1). Each function returns one entry per
+device, or one per plan for what a server does.
 
     a1 client forward      T_i^F              b1 model upload      T_{c,i}^U and T_s^U
-    a2 activation upload   T_{a,i}^U          b2 aggregation       (nothing, as in the paper)
+    a2 activation upload   T_{a,i}^U          b2 aggregation       (zero, as in the paper)
     a3 server's turn       T_s^F + T_s^B      b3 model download    T_{c,i}^D and T_s^D
     a4 gradient download   T_{g,i}^D
     a5 client backward     T_i^B
@@ -49,7 +49,7 @@ def server_flops(costs: CutCosts, cuts: IntArray) -> FloatArray:
 
 
 def remaining_flops(costs: CutCosts) -> FloatArray:
-    """What cut j leaves to the server, per data sample: (ρ_L − ρ_j) + (ϖ_L − ϖ_j), one entry per cut."""
+    """The work that cut j leaves to the server, per data sample: (ρ_L − ρ_j) + (ϖ_L − ϖ_j), one entry per cut."""
     forward, backward = costs.forward_flops, costs.backward_flops
     return (forward[-1] - forward) + (backward[-1] - backward)
 
@@ -90,7 +90,7 @@ def client_model_download_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> Fl
 
 
 def non_common_bits(costs: CutCosts, cuts: IntArray) -> FloatArray:
-    """Λ_s = N max_i δ_{cut(i)} − Σ_i δ_{cut(i)}: what the edge server holds for single devices and must exchange."""
+    """Λ_s = N max_i δ_{cut(i)} − Σ_i δ_{cut(i)}: per-device layers that the edge server holds and must exchange."""
     bits = costs.client_model_bits[cuts - 1]
     return np.sum(np.max(bits, axis=-1, keepdims=True) - bits, axis=-1)
 
@@ -129,16 +129,16 @@ def block_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, inte
 
 
 def server_forward_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
-    """T_s^F = b Σ_i (ρ_L − ρ_{cut(i)}) / f_s: the server's turn without the way back."""
+    """T_s^F = b Σ_i (ρ_L − ρ_{cut(i)}) / f_s: the server's turn without the backward pass."""
     forward = costs.forward_flops[-1] - costs.forward_flops[cuts - 1]
     return batch_size * np.sum(forward, axis=-1) / fleet.server.flops
 
 
 def statistics_bits(costs: CutCosts, cuts: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return the bits of batch-norm's statistics that each device exchanges with the fed server, and the edge server.
+    """Return the bits of batch-norm statistics that each device, and the edge server, exchange with the fed server.
 
-    A device has those of its layers. The edge server has those of the layers from the shallowest cut on up to L_c, of
-    all devices together; it merges those of the common layers by itself.
+    A device sends the statistics of its own layers. The edge server sends those of the layers between the shallowest
+    cut and L_c, for all devices together; it merges the statistics of the common layers by itself.
     """
     if costs.statistics_bits is None:
         return np.zeros(cuts.shape), np.zeros(cuts.shape[:-1])
@@ -147,7 +147,7 @@ def statistics_bits(costs: CutCosts, cuts: IntArray) -> tuple[FloatArray, FloatA
 
 
 def reestimation_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
-    """Re-estimating batch-norm's statistics: one mini-batch per device forward, and the statistics to and fro."""
+    """Re-estimating batch-norm's statistics: one forward pass per device, upload and download of statistics."""
     devices, server = statistics_bits(costs, cuts)
     uploads = np.maximum(np.max(devices / fleet.fed_uplink_bps, axis=-1), server / fleet.server.to_fed_bps)
     downloads = np.maximum(np.max(devices / fleet.fed_downlink_bps, axis=-1), server / fleet.server.from_fed_bps)
@@ -157,7 +157,7 @@ def reestimation_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: in
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """How long one phase takes, and who takes that long: a device's name, or a server."""
+    """How long one phase takes, and its bottleneck: the name of a device, or a server."""
 
     phase: str
     seconds: float

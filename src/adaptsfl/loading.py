@@ -1,4 +1,4 @@
-"""From a file to a planning problem: recipes name a model and a fleet, problem files spell everything out."""
+"""Read planning problems from files: recipes name a model and a fleet, problem files contain all numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ LARGEST_BUILT = 2_000_000_000  # bytes of parameters
 
 
 def load_problem(path: Path) -> PlanProblem:
-    """Read what is to be planned from a recipe (.toml) or a problem file (.json)."""
+    """Read a planning problem from a recipe (.toml) or a problem file (.json)."""
     with naming(str(path)):
         match path.suffix.lower():
             case ".toml":
@@ -69,9 +69,9 @@ def costs_of(
 def split_model(model: ModelConfig, *, to_train: bool = False) -> "tuple[SplitModel, Tensor]":
     """Build the model that a recipe names and split it; return it with one sample of its input.
 
-    It is first built on the meta device, which tells its size without taking memory. Up to `LARGEST_BUILT`, or if it is
-    to be trained, it is then built for real, so that `split` can check its layers against it. A factory that fails on
-    the meta device is built for real too: it may need real numbers.
+    The model is first built on the meta device, which gives its size without using memory. Up to `LARGEST_BUILT`, or if
+    it will be trained, it is then built on the CPU, so that `split` can compare its layers with it. A factory that
+    fails on the meta device also runs on the CPU: it may need real numbers.
     """
     try:
         import torch  # noqa: PLC0415  (an extra: problem files are planned without it)
@@ -104,7 +104,7 @@ def split_model(model: ModelConfig, *, to_train: bool = False) -> "tuple[SplitMo
 
 
 def classes_of(model: "SplitModel", example: "Tensor") -> int:
-    """Return the size of the model's last dimension: how many classes it tells apart."""
+    """Return the number of classes: the size of the last dimension of the model's output."""
     import torch  # noqa: PLC0415
 
     module = model.module
@@ -117,7 +117,7 @@ def classes_of(model: "SplitModel", example: "Tensor") -> int:
 
 @contextmanager
 def _options_named() -> Iterator[None]:
-    """Say of an error about one of a model's options where in the recipe that is."""
+    """Prefix the field of an error about a model option with its place in the recipe."""
     try:
         yield
     except InvalidInput as error:
@@ -131,7 +131,7 @@ def problem_from_file(file: ProblemFile) -> PlanProblem:
     with inside("devices"):
         devices = file.devices.model_dump(exclude={"memory_bytes", "names"})
         limits = file.devices.memory_bytes
-        if limits is not None:  # null is no limit; infinity is not a number that a file may give
+        if limits is not None:  # null means no limit; a file must not contain infinity
             checks.vector("memory_bytes", [1.0 if limit is None else limit for limit in limits], positive=True)
         memory = None if limits is None else memory_limits(limits)
         fleet = Fleet(**devices, server=server, memory_bytes=memory, names=tuple(file.devices.names or ()))

@@ -1,8 +1,8 @@
-"""The user's own code as a fingerprint: of one module, and of all other modules of theirs that it uses.
+"""Fingerprint the user's own code: one module, and all other modules of the user that it imports.
 
-Results that some code gave are results of that code only: a model whose `forward` was edited is another model, under
-the same name. Of installed packages the version stands for the code. AdaptSFL's own version is not in here: whatever is
-identified by code has it beside.
+Results belong to the code that produced them: a model whose `forward` was edited is a different model with the same
+name. Installed packages are represented by their version. AdaptSFL's own version is not included here: callers store it
+next to the fingerprint.
 """
 
 import ast
@@ -20,17 +20,17 @@ from pathlib import Path
 from types import ModuleType
 
 INSTALLED = {"site-packages", "dist-packages"}
-STANDARD = Path(os.__file__).parent  # where the standard library is
-SCRIPT = {"__mp_main__": "__main__"}  # what a script is called in the processes that it starts
+STANDARD = Path(os.__file__).parent  # folder of the standard library
+SCRIPT = {"__mp_main__": "__main__"}  # name of a script's module in the processes that it starts
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module of the user's own as it was when we first saw it loaded.
+    """A module of the user's own and its source when we first read it.
 
-    That is right after its import where a recipe names it, so that a file which is edited later, in the same process,
-    does not change the fingerprint of the code that runs here. If it was imported long before, it is not known what was
-    loaded: then it is the file as it is when this module first reads it.
+    If a recipe names the module, we read the source right after the import, so that editing the file later does not
+    change the fingerprint of the code that this process runs. If the module was imported earlier, the loaded source is
+    unknown, and we use the file's content at the first read.
     """
 
     module: ModuleType
@@ -44,7 +44,7 @@ _loaded: dict[str, Loaded] = {}
 def fingerprint(module: str) -> str | None:
     """Return the fingerprint of the code of a module that has been imported, and of what it uses.
 
-    None where some of it has no source that can be read, because it is compiled or was typed at a prompt.
+    Return None if some of the source cannot be read, because it is compiled or was typed at a prompt.
     """
     sources = dict(_sources(module))
     whole = sha256()
@@ -56,7 +56,7 @@ def fingerprint(module: str) -> str | None:
 
 
 def _sources(first: str) -> Iterator[tuple[str, bytes | None]]:
-    """Yield name and source of a module and of all that it uses; of installed packages, the version."""
+    """Yield the name and source of a module and of every module that it uses; for installed packages, the version."""
     waiting, known = [first], set()
     while waiting:
         name = waiting.pop()
@@ -65,7 +65,7 @@ def _sources(first: str) -> Iterator[tuple[str, bytes | None]]:
         known.add(name)
         spec = _spec(name)
         if spec is None and name not in sys.modules:
-            continue  # no module: what `from package import name` takes out of one
+            continue  # not a module: `name` in `from package import name`
         match _kind(name, spec):
             case "own":
                 source = _source(name, spec)
@@ -77,7 +77,7 @@ def _sources(first: str) -> Iterator[tuple[str, bytes | None]]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Return where a module comes from, without importing anything."""
+    """Return the spec of a module, without importing anything."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
     package = name.rpartition(".")[0]
@@ -91,7 +91,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _kind(name: str, spec: ModuleSpec | None) -> str:
-    """Return whose a module is: the user's "own", "installed", or "known" by AdaptSFL's or Python's version."""
+    """Return "own" (the user's code), "installed", or "known" (identified by AdaptSFL's or Python's version)."""
     package = name.partition(".")[0]
     if package == "adaptsfl":
         return "known"
@@ -108,16 +108,16 @@ def _kind(name: str, spec: ModuleSpec | None) -> str:
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # it is installed under another name than it is imported by
+    except metadata.PackageNotFoundError:  # its distribution and import names differ
         return ""
 
 
 def _source(name: str, spec: ModuleSpec | None) -> bytes | None:
     module = sys.modules.get(name)
-    if module is None:  # imported later, by a function that was not called yet
+    if module is None:  # a function imports it later and was not called yet
         return None if spec is None else _read(name, spec.origin, spec.loader)
     noted = _loaded.get(name)
-    if noted is None or noted.module is not module or noted.spec is not spec:  # a reload gives it another spec
+    if noted is None or noted.module is not module or noted.spec is not spec:  # a reload changes the spec
         source = _read(name, getattr(module, "__file__", None), getattr(module, "__loader__", None))
         noted = _loaded[name] = Loaded(module, spec, source)
     return noted.source
@@ -127,14 +127,14 @@ def _read(name: str, file: str | None, loader: object) -> bytes | None:
     if file is not None and file.endswith(".py"):
         with suppress(OSError):
             return Path(file).read_bytes()
-    with suppress(Exception):  # an archive, or a loader of somebody's own, which may do anything
+    with suppress(Exception):  # an archive, or a custom loader, which may raise anything
         text = loader.get_source(name)  # type: ignore[attr-defined]
         return None if text is None else str(text).encode()
     return None
 
 
 def _packages(name: str) -> list[str]:
-    """Return the packages that a module is in, which are imported before it."""
+    """Return the parent packages of a module, which Python imports before it."""
     parts = name.split(".")
     return [".".join(parts[:k]) for k in range(1, len(parts))]
 
@@ -144,7 +144,7 @@ def _imported(source: bytes) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
     """Return (level, module, names) of every import in a source, also of those inside functions."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # not what was loaded: there is no way to tell what that imports
+    except (SyntaxError, ValueError):  # not the source that was loaded, so its imports are unknown
         return ()
     found: list[tuple[int, str, tuple[str, ...]]] = []
     for node in ast.walk(tree):
@@ -156,7 +156,7 @@ def _imported(source: bytes) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
 
 
 def _imports(source: bytes, name: str, spec: ModuleSpec | None) -> Iterator[str]:
-    """Yield the modules that a module imports, and what may be one: `name` in `from package import name`."""
+    """Yield the modules that a module imports, and possible ones: `name` in `from package import name`."""
     is_package = spec is not None and spec.submodule_search_locations is not None
     package = name.split(".") if is_package else name.split(".")[:-1]
     if name in SCRIPT.values() and spec is not None:  # run by python -m
@@ -169,14 +169,14 @@ def _imports(source: bytes, name: str, spec: ModuleSpec | None) -> Iterator[str]
 
 
 def _in_globals(name: str) -> list[str]:
-    """Return the modules that a module's globals are, or were defined in."""
+    """Return the modules among a module's globals, and the modules that define its other globals."""
     found = []
     for key, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
         if key.startswith("__") or not key.isidentifier():
             continue  # Python's own, or a test runner's
         if value is sys.modules.get(f"{name}.{key}"):
-            continue  # a part of the package, which whoever imports it puts there: what this module imports is known
-        with suppress(Exception):  # an object may do anything when it is asked for an attribute
+            continue  # a submodule, which any import of it sets here: this module's own imports are found elsewhere
+        with suppress(Exception):  # reading an attribute of an object may raise anything
             where = value.__name__ if isinstance(value, ModuleType) else value.__module__
             if isinstance(where, str) and where in sys.modules:
                 found.append(where)

@@ -2,9 +2,9 @@
 
 Convolutions and fully connected layers carry practically all the work: k×k weights, c inputs and m outputs on an
 h×w map take 2·k²·c·m·h·w FLOPs forward. Backward takes twice that, once for the weights' gradient and once for the
-input's, except in the very first layer, whose input needs none. Activation functions, pooling and normalisation
-count as no work, as torch's own counter has it; pooling belongs to the layer before it. Profiled models are tested
-against these counts, and they serve where torch is not wanted.
+input's, except in the very first layer, whose input needs no gradient. Activation functions, pooling and normalisation
+count as zero FLOPs, as in torch's own counter; pooling belongs to the layer before it. Tests compare profiled models
+with these counts, and code that must not import torch uses them.
 """
 
 from adaptsfl.costs import CutCosts, LayerCost, cut_costs

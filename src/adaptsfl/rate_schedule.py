@@ -1,7 +1,7 @@
-"""The learning rate over a run: constant, a cosine, or steps, after a warm-up where one is asked for.
+"""The learning rate over a run: constant, a cosine, or steps, after an optional warm-up.
 
-A pure function of the round, so that the engine, the reference, every rank and every device of a deployment compute the
-same learning rate without telling each other.
+It is a pure function of the round, so that the engine, the reference, every rank and every device of a deployment
+compute the same learning rate without communication.
 """
 
 import math
@@ -13,20 +13,20 @@ from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, unknown
 
 Kind = Literal["constant", "cosine", "steps"]
-KEYS = {"cosine": ("rounds", "floor"), "steps": ("rounds", "factor"), "constant": ()}  # what each kind reads
+KEYS = {"cosine": ("rounds", "floor"), "steps": ("rounds", "factor"), "constant": ()}  # the keys that each kind reads
 
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """What the learning rate is multiplied by in round 1, 2, ….
+    """The multiplier of the learning rate in round 1, 2, ….
 
     Attributes:
         kind: `constant` is 1 throughout. `cosine` falls along half a cosine wave, from 1 in round 1 to `floor` in round
             `rounds`, and stays there. `steps` is multiplied by `factor` after each of `rounds`.
-        rounds: cosine: the round that reaches the floor; steps: the last round before each step, in rising order.
-        floor: of the cosine, 0 if not given.
-        factor: of the steps, 0.1 if not given.
-        warmup_rounds: w rounds before all that with 1/(w+1), 2/(w+1), …; a cosine then falls from round w + 1 on.
+        rounds: cosine: the round that reaches the floor; steps: the last round before each step, in ascending order.
+        floor: smallest multiplier of the cosine; 0 by default.
+        factor: multiplier of each step; 0.1 by default.
+        warmup_rounds: w first rounds with 1/(w+1), 2/(w+1), …; a cosine then falls from round w + 1 on.
     """
 
     kind: Kind = "constant"
@@ -61,7 +61,7 @@ class RateSchedule:
         return min(1.0, round_ / (self.warmup_rounds + 1)) * self.decay(round_)
 
     def decay(self, round_: int) -> float:
-        """Return the multiplier of round 1, 2, … with the warm-up left out: 1 as long as that lasts."""
+        """Return the multiplier of round 1, 2, … without the warm-up: 1 while the warm-up lasts."""
         if self.kind == "cosine":
             assert isinstance(self.rounds, int)
             first, floor = self.warmup_rounds + 1, self.floor or 0.0
@@ -78,7 +78,7 @@ class RateSchedule:
             raise InvalidInput("schedule.rounds", _given(self.rounds), "Give a list of rounds, one for every step")
         steps: list[int] = []
         for k, last in enumerate(self.rounds):
-            least = steps[-1] + 1 if steps else self.warmup_rounds + 1  # in rising order, after the warm-up
+            least = steps[-1] + 1 if steps else self.warmup_rounds + 1  # in ascending order, after the warm-up
             steps.append(checks.whole_number(f"schedule.rounds[{k}]", last, at_least=least))
         return tuple(steps)
 

@@ -1,4 +1,4 @@
-"""What files may say: recipes (TOML) and planning problems (JSON), with unknown keys refused."""
+"""The schema of recipes (TOML) and planning problems (JSON); unknown keys are errors."""
 
 from adaptsfl.config.parsing import parse
 from adaptsfl.config.reading import load_fleet, load_problem_file, load_recipe, override_key, read_toml

@@ -1,4 +1,4 @@
-"""Content of files turned into sections, or an error that names the key, its value and the remedy."""
+"""Parse the content of files into sections, or raise an error that names the key, its value and the remedy."""
 
 import difflib
 import re
@@ -16,7 +16,7 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def parse(section: type[AnySection], content: Any, *, source: str = "") -> AnySection:
-    """Return `content` as a `section`, or raise `InvalidInput` for the first thing that does not fit."""
+    """Return `content` as a `section`, or raise `InvalidInput` for the first value that does not fit."""
     try:
         return section.model_validate(content)
     except pydantic.ValidationError as error:
@@ -24,7 +24,7 @@ def parse(section: type[AnySection], content: Any, *, source: str = "") -> AnySe
 
 
 def explained(error: pydantic.ValidationError, keys: Collection[str] = (), *, source: str = "") -> InvalidInput:
-    """Return the first of pydantic's errors in our words; `keys` are all that the content may have."""
+    """Return the first of pydantic's errors as an `InvalidInput`; `keys` are all known keys."""
     first = error.errors(include_url=False)[0]
     union = first["type"] not in ("extra_forbidden", "missing")
     field, problem, remedy = _dotted(first["loc"], union=union), *_explain(first, keys)
@@ -34,7 +34,7 @@ def explained(error: pydantic.ValidationError, keys: Collection[str] = (), *, so
 
 
 def _explain(error: Mapping[str, Any], keys: Collection[str]) -> tuple[str, str]:
-    """Return what is wrong and what to do, in words that fit any of our files."""
+    """Return the problem and the remedy, in words that fit TOML and JSON files."""
     given = short(error["input"])
     name = str(error["loc"][-1]) if error["loc"] else ""
     match error["type"]:
@@ -50,14 +50,14 @@ def _explain(error: Mapping[str, Any], keys: Collection[str]) -> tuple[str, str]
 
 
 def _in_plain_words(message: str) -> str:
-    """Say what to give without Python's words for it."""
+    """Rewrite pydantic's message without Python terms."""
     message = re.sub(r"a valid dictionary or instance of \w+", "a table of keys", message)
     message = message.replace("Input should be", "Give").replace("a valid integer", "a whole number")
     return message.replace("a valid string", "text in quotes").replace("valid ", "")
 
 
 def _keys(section: type[Section]) -> set[str]:
-    """Every key of `section` and of the sections inside it."""
+    """Return every key of `section` and of the sections inside it."""
     keys: set[str] = set()
     for key, field in section.model_fields.items():
         keys.add(key)
@@ -68,7 +68,7 @@ def _keys(section: type[Section]) -> set[str]:
 
 
 def _dotted(location: tuple[str | int, ...], *, union: bool) -> str:
-    """('devices', 'flops', 3) becomes devices.flops[3]; the branch names of a `union` are left out."""
+    """Turn ('devices', 'flops', 3) into devices.flops[3]; leave out the branch names of a `union`."""
     text = ""
     for part in location:
         if isinstance(part, int):

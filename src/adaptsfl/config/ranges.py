@@ -9,13 +9,13 @@ from pydantic_core import PydanticCustomError
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput
 
-OUT_OF_RANGE = "out_of_range"  # the type of pydantic's errors that come from here
+OUT_OF_RANGE = "out_of_range"  # the type of the pydantic errors that this module raises
 
 Value = TypeVar("Value")
 
 
 def checked(check: Callable[..., object], **limits: Any) -> AfterValidator:
-    """Return a check of `checks` as a validator: the same words, and pydantic knows the field."""
+    """Return a function of `checks` as a validator: it keeps the message, and pydantic adds the field."""
 
     def validate(value: Value) -> Value:
         try:
@@ -34,4 +34,4 @@ Positive = Annotated[float, checked(checks.number, positive=True)]
 NonNegative = Annotated[float, checked(checks.number)]
 Share = Annotated[float, checked(checks.number, at_most=1)]
 PositiveShare = Annotated[float, checked(checks.number, positive=True, at_most=1)]
-Range = Annotated[float | list[float], checked(checks.bounds)]  # one value for all, or [low, high] to draw from
+Range = Annotated[float | list[float], checked(checks.bounds)]  # one value for all devices, or [low, high] to draw from

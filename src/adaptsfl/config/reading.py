@@ -1,4 +1,4 @@
-"""Recipes and fleets (TOML) and planning problems (JSON), read from files."""
+"""Read recipes and fleets (TOML) and planning problems (JSON) from files."""
 
 import json
 import tomllib
@@ -11,7 +11,7 @@ from adaptsfl.config.parsing import parse
 from adaptsfl.config.sections import FleetConfig, FleetFile, ProblemFile, Recipe
 from adaptsfl.errors import InvalidInput
 
-# Keys that hold paths, which are looked for beside the file that names them; * is any key.
+# Keys whose values are paths, relative to the file that contains them; * matches any key.
 PATHS = (
     ("fleet", "trace"),
     ("faults", "trace"),
@@ -23,16 +23,16 @@ PATHS = (
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe; the files that it names are looked for beside it.
+    """Read a recipe; paths in it are relative to its folder.
 
     Args:
-        overrides: what to say instead of the file, as section.key=value.
+        overrides: values that replace those of the file, as section.key=value.
     """
     return parse(Recipe, _read_beside(path, overrides), source=str(path))
 
 
 def load_fleet(path: Path, overrides: Sequence[str] = ()) -> FleetConfig:
-    """Read the [fleet] of a recipe, or of a TOML file that has nothing else."""
+    """Read the [fleet] of a recipe, or of a TOML file that contains only a fleet."""
     content = _read_beside(path, overrides)
     section: type[Recipe | FleetFile] = Recipe if "model" in content else FleetFile
     return parse(section, content, source=str(path)).fleet
@@ -48,7 +48,7 @@ def load_problem_file(path: Path) -> ProblemFile:
 
 
 def read_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a TOML file says, with some of it replaced."""
+    """Return the content of a TOML file with the overrides applied."""
     try:
         content = tomllib.loads(_read(path))
     except (ValueError, RecursionError) as error:
@@ -59,7 +59,7 @@ def read_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def override_key(content: dict[str, Any], override: str) -> None:
-    """Set a key of nested tables, given as section.key=value: 5 is a number, [1, 2] a list, all else text."""
+    """Set a key of nested tables, given as section.key=value: a value that is not valid TOML is text."""
     dotted, equals, text = override.partition("=")
     *tables, key = _key_parts(dotted.strip())
     if not equals or not key:
@@ -75,10 +75,10 @@ def override_key(content: dict[str, Any], override: str) -> None:
 
 
 def _key_parts(dotted: str) -> list[str]:
-    """Return the names in a dotted key; quotes hold together what has a dot in it."""
+    """Return the names in a dotted key; quotes protect a name that contains a dot."""
     try:
         content: Any = tomllib.loads(f"{dotted} = 0")
-    except tomllib.TOMLDecodeError:  # rma+rms needs no quotes here
+    except tomllib.TOMLDecodeError:  # such as rma+rms, which TOML would want in quotes
         return dotted.split(".")
     parts = []
     while isinstance(content, dict):
@@ -103,7 +103,7 @@ def _read_beside(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _beside(folder: Path, content: Any, keys: Sequence[str]) -> Any:
-    """Return `content` with the paths under these keys as seen from `folder`; wrong types are left to `parse`."""
+    """Return `content` with the paths under these keys relative to `folder`; `parse` reports wrong types."""
     if keys and isinstance(content, dict):
         first, *others = keys
         names = list(content) if first == "*" else {first} & set(content)

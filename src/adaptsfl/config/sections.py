@@ -1,4 +1,4 @@
-"""What files may say: every table and key of recipes and problem files, with its type and its range.
+"""The schema of files: every table and key of recipes and problem files, with its type and its range.
 
 A range that depends on other values (the layers of a model, the other keys of a table) is checked by the part of the
 program that uses them, which raises `InvalidInput` with the field's name.
@@ -22,21 +22,21 @@ class Section(BaseModel):
 
 
 class DriftConfig(Section):
-    """D(I, L_c) = 1{I>1}·I^power·Σ_{j≤L_c} per_layer[j]: how much progress of a round the drift eats."""
+    """D(I, L_c) = 1{I>1}·I^power·Σ_{j≤L_c} per_layer[j]: the progress of a round that is lost to drift."""
 
     per_layer: list[float]
     power: Positive
 
 
 class RoundsTableConfig(Section):
-    """R(I, L_c), the rounds that plans need in any one unit: one row per L_c, one entry per interval."""
+    """R(I, L_c), the rounds that plans need, in any unit: one row per L_c, one entry per interval."""
 
     intervals: list[int]
     rounds: list[list[float]]
 
 
 class GrowthConfig(Section):
-    """R(I, L_c) = 1 + c (I^q − 1): c of every L_c, and q."""
+    """R(I, L_c) = 1 + c (I^q − 1): `factors` are c of every L_c, `power` is q."""
 
     factors: list[float]
     power: Positive = 0.8
@@ -58,7 +58,7 @@ class ConvergenceConfig(Section):
 
 
 class PlannerConfig(Section):
-    """What the planner may choose from."""
+    """The intervals and cuts that the planner may choose from."""
 
     interval: int | None = None
     max_interval: int | None = None
@@ -67,15 +67,15 @@ class PlannerConfig(Section):
 
 
 class ModelConfig(Section):
-    """The model: a name of the zoo, or `package.module:factory` of the user's own, and how it is cut and sent."""
+    """The model: a name of the zoo, or the user's `package.module:factory`; and how it is cut and sent."""
 
     name: str
-    options: dict[str, bool | int | float | str] = {}  # any but "device", which tells `build` where to build
+    options: dict[str, bool | int | float | str] = {}  # any but "device", which is an argument of `build`
     granularity: Literal["layer", "block"] = "layer"
     wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
-    input_shape: list[Count] | None = None  # of one sample, for a factory that gives no example input
+    input_shape: list[Count] | None = None  # of one sample, for a factory that returns no example input
     input_dtype: Literal["float32", "int64"] = "float32"
-    # Options, over the others, of the model whose work and traffic count, where a smaller one learns in its place.
+    # Options that replace those above in the model whose costs are charged, if a smaller model is trained instead.
     charged_as: dict[str, bool | int | float | str] | None = None
 
 
@@ -83,92 +83,92 @@ class ScheduleConfig(Section):
     """How the learning rate changes from round to round (see `rate_schedule`)."""
 
     kind: Literal["constant", "cosine", "steps"] = "constant"
-    rounds: int | list[int] | None = None  # cosine: when the floor is reached; steps: after which rounds it falls
-    floor: float | None = None  # cosine: the share of the learning rate that is left, 0
-    factor: float | None = None  # steps: 0.1
+    rounds: int | list[int] | None = None  # cosine: the round that reaches the floor; steps: the last round before each
+    floor: float | None = None  # cosine: the smallest share of the learning rate; default 0
+    factor: float | None = None  # steps: multiplier of each step; default 0.1
     warmup_rounds: int = 0
 
 
 class TrainingConfig(Section):
-    """What the training itself fixes."""
+    """Batch size, learning rate, optimiser and other settings of the training."""
 
     batch_size: Count = 16
     learning_rate: Positive = 5e-4
-    common_learning_rate: Positive | None = None  # of the layers that all devices share; by default the same
+    common_learning_rate: Positive | None = None  # of the layers that all devices share; by default learning_rate
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    momentum: float = 0.9  # of the optimiser of that name
+    momentum: float = 0.9  # used by optimizer = "momentum"
     weight_decay: NonNegative = 0.0
     at_averaging: Literal["average", "reset", "keep"] = "average"
     statistics: Literal["pooled", "device"] = "pooled"
     reestimate_statistics: bool = True  # of batch-norm, before every evaluation and in the final model
     device: str = "cpu"  # where to compute, as torch names it
-    schedule: ScheduleConfig | None = None  # of the learning rate; constant without it
+    schedule: ScheduleConfig | None = None  # of the learning rate; constant by default
 
     @model_serializer(mode="wrap")
     def _without_absent_schedule(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a schedule that is not given: such a recipe keeps the identity that it had before this key."""
+        """Omit a schedule that is not given, so that older recipes, from before this key, keep their identity."""
         content: dict[str, Any] = dump(self)
         return {key: value for key, value in content.items() if key != "schedule" or value is not None}
 
 
 class RunConfig(Section):
-    """How long to train, by which policies, and what to look at on the way."""
+    """How long to train, with which policies, and when to evaluate and save."""
 
     policies: list[str] = ["adaptsfl"]
-    options: dict[str, dict[str, bool | int | float | str | list[int]]] = {}  # of policies, by their name
-    fleets: dict[str, dict[str, Any]] = {}  # by name, what each has instead of what [fleet] says
-    seed: Natural = 0  # of everything random: weights, data, fleet, faults, policies; added to the sections' own
+    options: dict[str, dict[str, bool | int | float | str | list[int]]] = {}  # options of policies, by policy name
+    fleets: dict[str, dict[str, Any]] = {}  # by name: keys that replace those of [fleet]
+    seed: Natural = 0  # of weights, data, fleet, faults and policies; added to the seeds of other sections
     rounds: Count | None = None
     samples: Count | None = None  # E: stochastic gradients per device
     seconds: Positive | None = None  # virtual
     target_accuracy: PositiveShare | None = None
-    converged: bool = False  # stop where accuracy rises no more (the paper's rule)
+    converged: bool = False  # stop when accuracy no longer rises (the paper's rule)
     evaluate_every: Count = 10  # rounds
     test_samples: Count | None = None  # of the test set; by default all
-    targets: list[PositiveShare] = []  # accuracies to which the time is reported
-    checkpoint_every: Count = 50  # rounds, at least; blocks are never cut
+    targets: list[PositiveShare] = []  # report the time to reach each of these accuracies
+    checkpoint_every: Count = 50  # at least this many rounds; always at the end of a block
 
 
 class CalibrationConfig(Section):
-    """Every constant of how the rounds of plans are estimated, and of the rules that keep a guess from doing harm."""
+    """Constants of the estimate of R, and of the rules that limit the cost of a wrong estimate."""
 
-    # R = 1 + κ (L_c/L)^a (I^q − 1): q and a as they fit best to seven settings that were measured. κ before anything is
-    # seen: the middle of these settings, from 0.02 (IID digits, small steps) to 2 (label shards with batch-norm); the
-    # deviation of ln κ spans that range.
+    # R = 1 + κ (L_c/L)^a (I^q − 1): q and a are the best fit to seven measured settings. The prior of κ is the middle
+    # of these settings, from 0.02 (IID digits, small steps) to 2 (label shards with batch-norm); the deviation of ln κ
+    # spans that range.
     power: float = Field(0.8, gt=0, le=2)
     depth_power: float = Field(1.25, ge=0, le=10)
     prior_kappa: Positive = 0.15
     prior_deviation: Positive = 1.6
-    given_deviation: Positive = 0.7  # of ln κ where [convergence] gives a growth: it is of another run
-    # From the jump of the log loss at an averaging, over its fall per e-fold of rounds, to R − 1: fitted to them.
+    given_deviation: Positive = 0.7  # of ln κ if [convergence] gives a growth, which comes from another run
+    # w in R − 1 = w · (jump of the log loss at an averaging) / (its fall per e-fold of rounds), fitted to them too.
     jump_weight: Positive = 0.33
-    # Blocks of at least so many rounds show drift by their jump. In shorter ones, what copies gain on their own samples
-    # and what they lose by noise cancel: they count less, and the shortest not at all.
+    # Blocks of at least long_block rounds show drift by their jump. In shorter blocks, the copies' gain on their own
+    # samples and their loss by noise cancel: they count less, and those below short_block are ignored.
     long_block: int = Field(8, ge=2)
     short_block: int = Field(4, ge=2)
-    long_error: Positive = 0.5  # by how much the rule itself is wrong, as a deviation of ln κ, from long blocks
-    short_error: Positive = 1.2  # and from short ones
-    window: float = Field(2 / 3, gt=0, le=1)  # the last part of a run whose averagings count: κ changes over training
-    # −d ln(loss)/d ln(round) before the losses show it, with the weight of one round one e-fold away; and the least,
-    # where losses do not fall: a jump would be divided by nothing.
+    long_error: Positive = 0.5  # error of the rule itself for long blocks, as a deviation of ln κ
+    short_error: Positive = 1.2  # the same for short blocks
+    window: float = Field(2 / 3, gt=0, le=1)  # share of the run, from its end, whose averagings count: κ changes
+    # The prior of −d ln(loss)/d ln(round), with the weight of one round one e-fold away; and the smallest value, for
+    # losses that do not fall, to avoid a division by zero.
     prior_fall: Positive = 0.3
     least_fall: Positive = 0.02
-    # An interval is at most long_block, or this part of the rounds done: a mistake then costs no more than that. Where
-    # averaging takes long, its rounds may take as long as so many averagings; but it is at most four times long_block,
-    # or this multiple of the rounds done.
+    # An interval is at most long_block or `growth` times the rounds done, whichever is larger: this limits the cost of
+    # a mistake. If averaging takes long, an interval may last as long as `risked_averagings` averagings, but is
+    # at most 4·long_block or `averaging_growth` times the rounds done, whichever is larger.
     growth: Positive = 0.5
     risked_averagings: Positive = 2.0
     averaging_growth: Positive = 1.0
-    kept_gain: float = Field(0.1, ge=0, lt=1)  # a plan is kept unless another is faster by this part: changes cost
-    probes: Natural = 2  # long blocks within the window that the estimate is to rest on
-    probe_gain: float = Field(0.1, ge=0, lt=1)  # what a probing block must promise, where little drift is plausible
+    kept_gain: float = Field(0.1, ge=0, lt=1)  # keep a plan unless another is faster by this share: changes cost
+    probes: Natural = 2  # number of long blocks in the window that the estimate needs
+    probe_gain: float = Field(0.1, ge=0, lt=1)  # least predicted gain of a probing block, assuming low drift
 
 
 class AdaptConfig(Section):
-    """How plans learn from training: `calibrated` from its losses, `paper` by the bound with measured constants."""
+    """How plans learn from training: `calibrated` uses its losses, `paper` the bound with measured constants."""
 
     mode: Literal["calibrated", "paper"] = "calibrated"
-    target: Positive | None = None  # ε, for the paper's mode without [convergence]
+    target: Positive | None = None  # ε, for mode = "paper" without [convergence]
     measure_every: Count = 60  # rounds between two measurements of the paper's constants
     calibration: CalibrationConfig = CalibrationConfig()
 
@@ -206,12 +206,12 @@ class FleetConfig(Section):
 class FaultsConfig(Section):
     """Devices that drop out and return, that are slow for a round, or that sit out a block. All off by default."""
 
-    dropout_rate: Share = 0.0  # of a device that is there, per round
-    return_rate: Share = 0.1  # of a device that is away, per round
-    trace: str | None = None  # who is there, recorded; beside the recipe
-    straggler_rate: Share = 0.0  # of every device, per round
-    straggler_factor: Annotated[float, checked(checks.number, at_least=1)] = 2.0  # how many times slower
-    participation: PositiveShare = 1.0  # the share of those there that takes part in a block
+    dropout_rate: Share = 0.0  # probability per round that a present device drops out
+    return_rate: Share = 0.1  # probability per round that an absent device returns
+    trace: str | None = None  # recorded presence of devices; relative to the recipe
+    straggler_rate: Share = 0.0  # probability per round that a device is slow
+    straggler_factor: Annotated[float, checked(checks.number, at_least=1)] = 2.0  # slowdown of a straggler
+    participation: PositiveShare = 1.0  # share of the present devices that takes part in a block
     seed: Natural = 0
 
 
@@ -219,38 +219,38 @@ class DeployConfig(Section):
     """How real devices and servers work together."""
 
     devices: list[str] | None = None  # their names; by default device-1 … device-N, as many as [fleet] has
-    cut_floor: Count = 1  # no device cuts before this layer, and layers up to it never reach the edge server
-    private_start: bool = True  # layers up to the floor begin with weights that the fed server alone has drawn
-    quorum: PositiveShare = 0.5  # the share of the fleet without which no round goes on
-    round_deadline_s: Positive = 60.0  # after which a round goes on without those who are late
-    start_deadline_s: NonNegative = 60.0  # after which training begins without those who have not come
-    plan_deadline_s: NonNegative = 10.0  # after which the last plan is kept, while the next is being made
+    cut_floor: Count = 1  # smallest cut of any device; layers up to it never reach the edge server
+    private_start: bool = True  # the fed server draws the initial weights of layers up to cut_floor
+    quorum: PositiveShare = 0.5  # share of the fleet that a round needs to continue
+    round_deadline_s: Positive = 60.0  # after it, a round continues without late devices
+    start_deadline_s: NonNegative = 60.0  # after it, training starts without missing devices
+    plan_deadline_s: NonNegative = 10.0  # after it, training keeps the last plan while the next is computed
 
 
 class PartitionConfig(Section):
-    """How the training samples are shared out among the devices; a key that the kind does not read is refused."""
+    """How the training samples are partitioned among devices; a key that the kind does not read is an error."""
 
     kind: Literal["iid", "shards", "dirichlet", "files"] = "iid"
     seed: Natural = 0
-    shards_per_device: Count | None = None  # shards: 2, as in the paper
-    shard_size: Count | None = None  # shards: by default all samples, which must then divide evenly
+    shards_per_device: Count | None = None  # shards: default 2, as in the paper
+    shard_size: Count | None = None  # shards: by default all samples are used and must divide evenly
     alpha: Positive | None = None  # dirichlet
     min_samples: Natural | None = None  # dirichlet: of every device, by default one mini-batch
-    files: list[str] | None = None  # files: one per device, beside the recipe
+    files: list[str] | None = None  # files: one per device, relative to the recipe
 
 
 class DataConfig(Section):
-    """The samples: a known dataset, a folder, or `package.module:factory` of the user's own, and who holds which."""
+    """The samples: a known dataset, a folder, or the user's `package.module:factory`; and their partition."""
 
     name: str = "digits"
-    path: str | None = None  # beside the recipe
-    classes: list[str] | None = None  # of images, in the order of their labels; by default that of the alphabet
+    path: str | None = None  # relative to the recipe
+    classes: list[str] | None = None  # of images, in the order of their labels; by default alphabetical
     options: dict[str, bool | int | float | str] = {}  # for the factory
-    cache: str | None = None  # where decoded images are kept
+    cache: str | None = None  # folder for decoded images
     mean: list[float] | None = None  # per channel, of inputs in 0 … 1
     std: list[float] | None = None
     augmentation: Literal["none", "crop-flip"] = "none"
-    weights: Literal["equal", "size"] = "equal"  # of the devices in every average
+    weights: Literal["equal", "size"] = "equal"  # weights of the devices in every average
     seed: Natural = 0  # of the order of the mini-batches
     partition: PartitionConfig = PartitionConfig()
 
@@ -272,7 +272,7 @@ class Recipe(Section):
 
 
 class FleetFile(Section):
-    """A fleet on its own."""
+    """A file that contains only a fleet."""
 
     name: str = ""
     fleet: FleetConfig
@@ -311,7 +311,7 @@ class CutsSection(Section):
 
 
 class ProblemFile(Section):
-    """A planning problem on its own: nothing is drawn at random, nothing is looked up."""
+    """A complete planning problem: it contains all numbers, and nothing is drawn at random."""
 
     batch_size: Count
     learning_rate: Positive

@@ -4,13 +4,12 @@ The paper bounds the mean squared gradient norm after R rounds (Theorem 1) by
 
     2ϑ/(γR) + βγ Σ_j σ_j² / N + 1{I>1} 4β²γ²I² Σ_{j≤L_c} G_j².
 
-Setting that to the target ε and solving for R gives Corollary 1. Only three things in it depend on the plan or scale
-it, so the planner sees
+Setting that to the target ε and solving for R gives Corollary 1. The planner uses it in the form
 
     R(I, L_c) = 2ϑ / (γ (c − D(I, L_c))),     D(I, L_c) = 1{I>1} · I^p · Σ_{j≤L_c} κ_j,
 
 of which the paper is the case p = 2, κ_j = 4β²γ²G_j², c = ε − βγ Σσ²/N. A drift that was measured instead of bounded
-enters as another κ, p and c.
+is given as other values of κ, p and c.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.convergence.rounds import LARGEST_POWER, LONGEST_INTERVAL, Form, Intervals
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 
-# A budget this small beside the target is rounding, not progress.
+# A budget smaller than this share of the target is rounding error, not progress.
 NEGLIGIBLE = 1e-12
 
 
@@ -58,7 +57,7 @@ class Constants:
 
 
 def noise_floor(constants: Constants, learning_rate: float, devices: int) -> float:
-    """βγ Σ_j σ_j² / N: what no plan can remove. It is also the smallest ε that any plan approaches."""
+    """βγ Σ_j σ_j² / N: the gradient noise, which no plan can reduce. It is also the infimum of ε."""
     return float(constants.smoothness * learning_rate * constants.gradient_variance.sum() / devices)
 
 
@@ -90,8 +89,8 @@ class ConvergenceModel:
         drift_per_layer: κ_j of every layer (not cumulative).
         power: p.
         budget: c. At most zero means that no plan reaches the target.
-        constants: the paper's constants this came from, if it did; used to explain infeasibility.
-        devices: N, if it came from constants.
+        constants: the paper's constants that the model was made from, if any; used to explain infeasibility.
+        devices: N, if the model was made from constants.
     """
 
     learning_rate: float
@@ -145,7 +144,7 @@ class ConvergenceModel:
         return (interval > 1) * interval**self.power * self.cumulative_drift[deepest]
 
     def progress(self, interval: Intervals, deepest: int | IntArray) -> FloatArray:
-        """1/R = γ (c − D) / 2ϑ: the part of the way that one round covers; not positive where D eats it all."""
+        """1/R = γ (c − D) / 2ϑ: the share of the way that one round covers; not positive if D ≥ c."""
         return self.pace * (self.budget - self.drift(interval, deepest))
 
     @property
@@ -187,7 +186,7 @@ class ConvergenceModel:
         return floor + float(self.drift(interval, deepest))
 
     def check_feasible(self, interval: int = 1, deepest: int = 1) -> None:
-        """Raise `InfeasiblePlan` if the plan makes no progress. With the defaults: if no plan at all does."""
+        """Raise `InfeasiblePlan` if the plan makes no progress; with the defaults, if no plan does."""
         scale = self.budget if self.constants is None else self.constants.target
         if self.budget - float(self.drift(interval, deepest)) > NEGLIGIBLE * scale:
             return

@@ -1,17 +1,17 @@
-"""The rounds that longer intervals need, R = 1 + c (I^q − 1), estimated from the training losses that every run has.
+"""Estimate the rounds that longer intervals need, R = 1 + c (I^q − 1), from the training losses of a run.
 
 When copies that drifted for I rounds are averaged, the training loss jumps: y is the logarithm of the loss of the first
 round after the averaging (the mean model, fresh mini-batches) over that of the last round before it (every device at
-its own copy). It is positive where copies had specialised on their own data, and negative where the mean beats its
-noisy copies. Its size, relative to what training gains at the same time, tells how much the averaging loses:
+its own copy). y is positive if copies had specialised on their own data, and negative if the mean is better than its
+noisy copies. Its size, relative to the progress of training at the same time, shows how much the averaging loses:
 
     R − 1 = w |y| / β,
 
-with β = −d ln f / d ln t, the fall of the mean model's loss f per e-fold of rounds t. One number per run, κ, carries
+with β = −d ln f / d ln t, the fall of the mean model's loss f per e-fold of rounds t. One number per run, κ, extends
 this to all intervals and depths: c(L_c) = κ (L_c/L)^a. docs/calibration.md has the measurements behind each of these.
 
 κ has a log-normal prior. The averagings in the last part of the run are one observation of it, with an error made of
-the noise of the losses and of the rule's own error; `CalibrationConfig` has the constants, with a reason each.
+the noise of the losses and of the rule's own error; `CalibrationConfig` has the constants and their reasons.
 """
 
 import math
@@ -25,23 +25,24 @@ from adaptsfl.checks import SMALLEST, FloatArray, IntArray
 from adaptsfl.config import CalibrationConfig
 from adaptsfl.convergence.measured import GrowthRounds
 
-# ln κ, from no drift that anybody would notice to copies that learn nothing together.
+# The grid of ln κ, from negligible drift to copies whose average learns nothing.
 LOG_KAPPAS = np.linspace(np.log(0.001), np.log(300.0), 241)
 KAPPAS = np.exp(LOG_KAPPAS)
-LEAST_DEPTH = 0.01  # of (L_c/L)^a, where a recipe says that drift costs nothing: jumps of the loss may say otherwise
-LEAST_FRESH = 4  # losses of the mean model that β is fitted to, where there are as many
-LEAST_NOISE = 1e-6  # of a jump; a logarithm of nothing is nowhere
-MOST_ROUNDS = 5000  # that are remembered: enough for any window, and the time of an estimate stays bounded
+LEAST_DEPTH = 0.01  # share of (L_c/L)^a kept if a recipe says that drift costs nothing: losses may disagree
+LEAST_FRESH = 4  # fewest losses of the mean model for the fit of β, if there are as many
+LEAST_NOISE = 1e-6  # of a jump, to avoid the logarithm of zero
+MOST_ROUNDS = 5000  # rounds to remember: enough for any window, and bounds the time of an estimate
 
 
 @dataclass(frozen=True)
 class RoundsEstimate:
-    """What is believed about κ: a weight for each of `KAPPAS`.
+    """The posterior of κ: a weight for each of `KAPPAS`.
 
     Attributes:
         depths: c/κ of every L_c; (L_c/L)^a by default.
         power: q.
-        averagings: that the belief rests on; 0 for the prior alone.
+        weights: the probability of each of `KAPPAS`.
+        averagings: number of averagings used; 0 for the prior alone.
     """
 
     depths: FloatArray
@@ -60,7 +61,7 @@ class RoundsEstimate:
 
     @cached_property
     def model(self) -> GrowthRounds:
-        """What to plan with: the rounds of the median κ."""
+        """The model to plan with: the rounds of the median κ."""
         return self.model_at(0.5)
 
     def model_at(self, share: float) -> GrowthRounds:
@@ -73,12 +74,12 @@ class RoundsEstimate:
 
 
 class RoundsEstimator:
-    """Sees the losses of a run, block by block, and estimates κ.
+    """Collects the losses of a run, block by block, and estimates κ.
 
     Args:
         layers: L.
-        given: what is believed before anything is seen; by default c and q of the settings. The estimate keeps q, and
-            how c rises with L_c.
+        given: the prior, before any losses; by default c and q of the settings. The estimate keeps q, and how c rises
+            with L_c.
     """
 
     def __init__(
@@ -96,15 +97,15 @@ class RoundsEstimator:
         self._prior = np.maximum(weights / weights.sum(), SMALLEST)
         self._forgotten = 0  # rounds before those in the lists below
         self._losses: list[float] = []
-        self._fresh: list[bool] = []  # whether the round began with equal copies
-        self._block: list[int] = []  # rounds of the block that was averaged after the round; 0 where none was
+        self._fresh: list[bool] = []  # whether the round started with equal copies
+        self._block: list[int] = []  # length of the block that was averaged after the round, or 0
         self._deepest: list[int] = []
-        self._averaged = True  # whether the next round begins with equal copies
+        self._averaged = True  # whether the next round starts with equal copies
 
     def learn(self, losses: Sequence[float], interval: int | None, deepest: int) -> None:
-        """Take in a block: the mean training loss of every round, averaged after every `interval` of them.
+        """Add a block: the mean training loss of every round; copies were averaged after every `interval` rounds.
 
-        None: its layers were not averaged together. A block that was cut short ends without an averaging.
+        An interval of None means that layers were not averaged together. An interrupted block ends without averaging.
         """
         for k, loss in enumerate(losses, start=1):
             self._losses.append(float(loss))
@@ -115,7 +116,7 @@ class RoundsEstimator:
         self._forget(len(self._losses) - MOST_ROUNDS)
 
     def skip(self, rounds: int) -> None:
-        """Take in a block without losses: the rounds before it cannot be compared with those after it."""
+        """Add a block without losses: the rounds before it cannot be compared with those after it."""
         self._forget(len(self._losses))
         self._forgotten += rounds
         self._averaged = False
@@ -128,16 +129,16 @@ class RoundsEstimator:
 
     @property
     def long_blocks(self) -> int:
-        """How many long blocks were averaged within the window, including the last one, whose jump is not seen yet."""
+        """How many long blocks were averaged within the window, including the last one, whose jump is not known yet."""
         return int(np.sum(np.array(self._block)[self._window()] >= self.settings.long_block))
 
     def _window(self) -> slice:
-        """Return the rounds, among those remembered, whose averagings count."""
+        """Return the remembered rounds whose averagings count."""
         first = (1 - self.settings.window) * (self._forgotten + len(self._losses)) - 1
         return slice(max(0, math.ceil(first) - self._forgotten), None)
 
     def estimate(self) -> RoundsEstimate:
-        """Return what is believed now; losses that are not positive have no logarithm, and say nothing."""
+        """Return the current estimate; if a loss is not positive or not finite, it is the prior."""
         losses = np.array(self._losses)
         log_weights, count = np.log(self._prior), 0
         if losses.size and np.isfinite(losses).all() and losses.min() > 0:
@@ -149,9 +150,10 @@ class RoundsEstimator:
         return RoundsEstimate(self.depths, self.power, weights / weights.sum(), count)
 
     def _known_averagings(self) -> Iterator[tuple[IntArray, float]]:
-        """Yield the rounds at the end of long blocks, then of short ones, that count, with the rule's own error there.
+        """Yield the last rounds of long blocks, then of short ones, that count, with the rule's own error for them.
 
-        Those in the window do; of long blocks at least the last two: one that fills the window is not yet known itself.
+        Blocks in the window count, and always the last `probes` long ones: a block may fill the whole window while its
+        own jump is not known yet.
         """
         known, block = self.settings, np.array(self._block[:-1])
         first = self._window().start
@@ -164,9 +166,9 @@ class RoundsEstimator:
                 yield ends[recent], own_error
 
     def _surprise(self, logs: FloatArray, ends: IntArray) -> FloatArray:
-        """Return by how much, in ln κ, the jumps after the rounds at `ends` differ from what each of `KAPPAS` expects.
+        """Return by how much, in ln κ, the jumps after the rounds at `ends` differ from what each of `KAPPAS` predicts.
 
-        Where both are within the noise of losses they do not differ.
+        If both are within the noise of losses, the difference is near zero.
         """
         known = self.settings
         rounds = np.array(self._block)[ends]
@@ -178,17 +180,17 @@ class RoundsEstimator:
         return np.log((jump + noise) / (expected + noise))
 
     def _fall(self, logs: FloatArray) -> float:
-        """Return β at the end of these losses: the slope of a line through those of the mean model, in logarithms."""
+        """Return β at the end of these losses: minus the slope of a log-log fit to the mean model's losses."""
         known, fresh = self.settings, np.flatnonzero(self._fresh[: logs.size])
         late = fresh[fresh + self._forgotten >= (self._forgotten + logs.size) / 4]
         fresh = late if late.size >= LEAST_FRESH else fresh[-LEAST_FRESH:]
         x, y = np.log(fresh + self._forgotten + 1.0), logs[fresh]
-        # The prior counts as much as one point that is one e-fold away from the middle.
+        # The prior has the weight of one point that is one e-fold away from the middle.
         slope = ((x - x.mean()) @ (y - y.mean()) - known.prior_fall) / ((x - x.mean()) @ (x - x.mean()) + 1)
         return max(-float(slope), known.least_fall)
 
     def _noise(self, logs: FloatArray) -> float:
-        """Return the deviation that a jump has by chance: of differences between rounds without an averaging."""
+        """Return the noise of a jump: the deviation of differences between rounds without an averaging."""
         inside = np.flatnonzero(np.array(self._block[:-1]) == 0)
         inside = inside[inside >= logs.size // 4] if inside.size > LEAST_FRESH else inside
         differences = logs[inside + 1] - logs[inside]

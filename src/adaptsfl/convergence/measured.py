@@ -1,7 +1,7 @@
-"""Rounds as they are measured, relative to those of I = 1: a growth or a power of I per L_c, or a table of any shape.
+"""Measured rounds, relative to those of I = 1: a growth or a power of I per L_c, or a table of any shape.
 
-None knows a target: R counts the rounds that take training as far as one unit does, and the time of a plan is that
-of one unit. No interval is beyond a pole; p ≥ 1 means that no interval above 1 is worth its rounds.
+These models have no target: R is the number of rounds for one unit of progress, and the time of a plan is the time for
+one unit. Every interval makes progress; p ≥ 1 means that no interval above 1 is worth its rounds.
 """
 
 import itertools
@@ -17,13 +17,13 @@ from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.convergence.rounds import LARGEST_POWER, LONGEST_INTERVAL, Form, Intervals
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 
-# Of the intervals beyond 32 every one is within a twentieth of one of these, which costs a plan less than a thousandth.
+# Every interval above 32 is within 5 % of one of these, which makes a plan less than 0.1 % slower.
 SOME_INTERVALS: list[int] = sorted({*range(1, 33), *(round(one) for one in np.geomspace(32, LONGEST_INTERVAL, 185))})
 
 
 @dataclass(frozen=True)
 class GrowthRounds:
-    """R(I, L_c) = 1 + c(L_c) (I^q − 1): nothing is lost at I = 1, and ever more at longer intervals.
+    """R(I, L_c) = 1 + c(L_c) (I^q − 1): nothing is lost at I = 1, and more at longer intervals.
 
     Attributes:
         factors: c of every L_c; none below 0, and none below the one before it.
@@ -55,7 +55,7 @@ class GrowthRounds:
         return 1 + self.factors[np.asarray(deepest) - 1] * grown
 
     def choices(self, deepest: int, shortest: int, longest: int) -> Sequence[int]:
-        """Return every interval up to 32, then one in about eleven, and both ends: R hardly differs between them."""
+        """Return intervals up to 32, then those of `SOME_INTERVALS`, and both ends: R hardly differs between them."""
         if shortest >= longest:
             return range(shortest, longest + 1)
         between = SOME_INTERVALS[bisect_right(SOME_INTERVALS, shortest) : bisect_left(SOME_INTERVALS, longest)]
@@ -113,12 +113,12 @@ class PowerRounds:
 
 @dataclass(frozen=True)
 class RoundsTable:
-    """R(I, L_c) of some intervals, in any unit and of any shape that falls neither with I nor with L_c.
+    """R(I, L_c) of some intervals, in any unit; R falls neither with I nor with L_c.
 
-    Only these intervals may be chosen: nothing is known of those between.
+    Only these intervals may be chosen: R of the intervals between is unknown.
 
     Attributes:
-        intervals: in rising order, the first of them 1, which the others are compared with.
+        intervals: in ascending order; the first is 1, and the others are compared with it.
         table: R, with one row per L_c and one column per interval.
     """
 
@@ -165,18 +165,18 @@ class RoundsTable:
     def scaled(self, factor: float) -> "RoundsTable":
         """Return the table with R(I, L_c) / R(1, 1) raised to the power `factor`.
 
-        On a table of powers that is p multiplied by `factor`. It keeps every table rising in both directions, which
-        multiplying the rounds beyond R(1, L_c) of each row would not.
+        For a table of powers this multiplies p by `factor`. The table still rises in both directions; multiplying
+        R(I, L_c) − R(1, L_c) in each row would not ensure that.
         """
         least = self.table[0, 0]
         raised = least * (self.table / least) ** factor
-        # Powers of neighbouring numbers may come out in the wrong order in their last digit.
+        # Rounding may swap the order of powers of neighbouring numbers.
         raised = np.maximum.accumulate(np.maximum.accumulate(raised, axis=0), axis=1)
         return RoundsTable(self.intervals, raised)
 
 
 def _rising(field: str, values: Any) -> FloatArray:
-    """Return numbers of every L_c that are not negative and do not fall with it, checked."""
+    """Return one number per L_c; raise if one is negative or they fall with L_c."""
     array = checks.vector(field, values, of="one per L_c")
     for index in np.flatnonzero(np.diff(array) < 0)[:1] + 1:
         raise InvalidInput(

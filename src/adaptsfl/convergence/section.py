@@ -1,4 +1,4 @@
-"""The [convergence] of a recipe or a problem file as the rounds model that it describes."""
+"""Turn the [convergence] of a recipe or a problem file into a rounds model."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from adaptsfl.convergence.measured import GrowthRounds, PowerRounds, RoundsTable
 from adaptsfl.convergence.rounds import RoundsModel
 from adaptsfl.errors import InvalidInput
 
-# The keys of each form. A form is meant if a key is given that only it has; where several are, the first one here.
+# The keys of each form. A key that only one form has selects this form; if several match, the first one in this list.
 FORMS = (
     ("table",),
     ("growth",),
@@ -25,7 +25,7 @@ EITHER = (
 
 
 def model_from(config: ConvergenceConfig, learning_rate: float, devices: int, layers: int) -> RoundsModel:
-    """Return the rounds model that a [convergence] section describes, in whichever of its forms."""
+    """Return the rounds model that a [convergence] section describes, in any of its forms."""
     _check_one_form(config)
     if config.growth is not None:
         factors = checks.vector("growth.factors", config.growth.factors, length=layers, of="one per L_c")
@@ -43,11 +43,11 @@ def model_from(config: ConvergenceConfig, learning_rate: float, devices: int, la
 
 
 def _check_one_form(config: ConvergenceConfig) -> None:
-    """Refuse a section that has keys of several forms, or not all keys of one."""
+    """Raise if a section has keys of several forms, or not all keys of one."""
     given = [name for form in FORMS[::-1] for name in form if getattr(config, name) is not None]
     if not given:
         raise InvalidInput("", "is empty", EITHER)
-    # initial_gap alone says little: what is missing then is said of the paper's constants.
+    # initial_gap belongs to two forms: alone, the error names the missing keys of the paper's constants.
     wanted = next((form for form in FORMS if set(given) & set(form) - {"initial_gap"}), FORMS[-1])
     beside = [name for name in given if name in wanted]
     for name in given:
@@ -61,7 +61,7 @@ def _check_one_form(config: ConvergenceConfig) -> None:
 def _bound(config: ConvergenceConfig, learning_rate: float, devices: int, layers: int) -> ConvergenceModel:
     """Return the bound, from a drift and its budget or from the paper's constants."""
     if config.drift is not None:
-        assert config.initial_gap is not None  # as _check_one_form has seen
+        assert config.initial_gap is not None  # checked by _check_one_form
         assert config.budget is not None
         per_layer = checks.vector("drift.per_layer", config.drift.per_layer, length=layers, of="one per layer")
         return ConvergenceModel(learning_rate, config.initial_gap, per_layer, config.drift.power, config.budget)

@@ -1,4 +1,4 @@
-"""Data: datasets in memory, shared out among devices, as the mini-batches of every round."""
+"""Data: load datasets into memory, partition them among devices, and return the mini-batches of every round."""
 
 from adaptsfl.data.augment import augment
 from adaptsfl.data.batches import Batch, DeviceBatches, evaluation_batches

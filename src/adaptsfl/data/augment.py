@@ -15,7 +15,7 @@ def draw_shifts(count: int, generator: torch.Generator) -> Tensor:
 
 
 def crop_and_flip(images: Tensor, shifts: Tensor) -> Tensor:
-    """Pad images (b, C, H, W) with 4 black pixels, cut each to its size again where its shift says, mirror some."""
+    """Pad images (b, C, H, W) with 4 black pixels, crop each to its size at its shift, and mirror some."""
     height, width = images.shape[2:]
     padded = functional.pad(images, (PADDING,) * 4)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (b, C, 9, 9, H, W): every crop, as a view

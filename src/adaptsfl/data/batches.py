@@ -1,4 +1,4 @@
-"""The mini-batches of every round: a function of (seed, device, round), so that training resumes anywhere."""
+"""The mini-batches of every round: a function of (seed, device, round), so that training can resume at any round."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ORDER, SHIFTS = 0, 1  # the random streams of a device
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One mini-batch of each of K devices, one after the other: `inputs.unflatten(0, (K, b))` takes them apart."""
+    """One mini-batch of each of K devices, one after the other: `inputs.unflatten(0, (K, b))` separates them."""
 
     inputs: Tensor  # (K·b, …), normalised and augmented
     labels: Tensor  # (K·b, …)
@@ -38,9 +38,9 @@ class _Epoch:
 class DeviceBatches:
     """Each device's samples in mini-batches, without replacement within a pass of the device over its samples.
 
-    A pass is shuffled by (seed, device, pass) alone and ends where no whole mini-batch is left, so the batches of any
-    round can be had without those before it, in any order, for all devices or some: nothing needs saving. A device
-    that holds only its own samples gets the same batches if `streams` gives its number in the fleet.
+    The order of a pass depends on (seed, device, pass) alone, and a pass ends when no full mini-batch is left. So the
+    batches of any round can be computed on their own, in any order, for some or all devices, and there is no state to
+    save. A device that holds only its own samples gets the same batches if `streams` has its number in the fleet.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DeviceBatches:
         self._parts = [torch.from_numpy(part) for part in parts]
         self._streams = list(range(len(parts)) if streams is None else streams)
         assert len(self._streams) == len(parts), "one stream per device"
-        self._epochs: dict[int, _Epoch] = {}  # the pass that each device is in; a shortcut, never the truth
+        self._epochs: dict[int, _Epoch] = {}  # the current pass of each device; only a cache
 
     def __len__(self) -> int:
         """Return the number of devices."""
@@ -96,7 +96,7 @@ class DeviceBatches:
         return Batch(inputs, self._labels.index_select(0, flat), indices)
 
     def _positions(self, round_: int, devices: Sequence[int] | None) -> list[tuple[_Epoch, slice]]:
-        """Return the pass that each device is in, and where in it the mini-batch of that round lies."""
+        """Return each device's pass in that round, and the slice of the round's mini-batch within it."""
         positions = []
         for device in range(len(self)) if devices is None else devices:
             number, step = divmod(round_, self.rounds_per_epoch(device))

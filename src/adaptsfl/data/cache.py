@@ -1,4 +1,4 @@
-"""Decoded samples kept between runs: one safetensors file per source, replaced when the source changes."""
+"""Cache decoded samples between runs: one safetensors file per source, replaced when the source changes."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ from torch import Tensor
 from adaptsfl.data.samples import Choice, Samples
 from adaptsfl.files import replace_file, write_tensors
 
-FORMAT = "adaptsfl-samples-1"  # another number where decoding changes, so that older caches are not believed
-BLOCK_BYTES = 2**20  # read at once where the checksum of a file is wanted that is not to be in memory
+FORMAT = "adaptsfl-samples-1"  # increase when decoding changes, so that older caches are ignored
+BLOCK_BYTES = 2**20  # block size for the checksum of a file that is not loaded whole
 
 Decoded = tuple[Samples, tuple[str, ...]]  # with the names of the classes
 
 
 def cache_folder(given: str | None) -> Path:
-    """Return the recipe's folder, else that of ADAPTSFL_CACHE, else `adaptsfl` where caches belong on this system."""
+    """Return the recipe's folder, else that of ADAPTSFL_CACHE, else `adaptsfl` in the user's cache folder."""
     if chosen := given or os.environ.get("ADAPTSFL_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -35,10 +35,10 @@ def cache_folder(given: str | None) -> Path:
 def cached(
     folder: Path, origin: Path, sources: Sequence[Path], decode: Callable[[], Decoded], *, reading: str
 ) -> Decoded:
-    """Return what `decode` makes of the files `sources`, from the cache if they are the same as when it was written.
+    """Return the result of `decode`, from the cache if the files `sources` have not changed since it was written.
 
-    `origin` is the file or folder that they came from; there is one cache file for each origin. `reading` is whatever
-    else the result depends on: which column holds the labels, which classes there are.
+    `origin` is the file or folder of the sources; there is one cache file for each origin. `reading` is everything else
+    that the result depends on, such as the column of the labels or the classes.
     """
     identity, kept = _identity(sources, reading), _cache_file(folder, origin)
     found = _read(kept, identity)
@@ -55,13 +55,13 @@ def cached(
 
 
 def cached_part(folder: Path, origin: Path, sources: Sequence[Path], choose: Choice, *, reading: str) -> Decoded | None:
-    """Return chosen samples of what `cached` keeps, or None if that is missing, out of date or damaged.
+    """Return chosen samples from the cache file of `cached`, or None if it is missing, out of date or damaged.
 
-    Only those samples take memory: all are read once for the checksum, one block at a time.
+    Only these samples take memory: the whole file is read once for the checksum, one block at a time.
     """
     identity, kept = _identity(sources, reading), _cache_file(folder, origin)
     try:
-        with safe_open(kept, framework="pt"):  # which checks that its parts are as long as it says
+        with safe_open(kept, framework="pt"):  # checks the lengths of the file's parts
             pass
         with kept.open("rb") as file:
             return _read_part(file, identity, choose)
@@ -74,13 +74,13 @@ def _cache_file(folder: Path, origin: Path) -> Path:
 
 
 def _identity(sources: Sequence[Path], reading: str) -> str:
-    """Size and time of change of every file: reading them all to be surer would cost what the cache saves."""
+    """Return a hash of every file's size and modification time: hashing contents would cost what the cache saves."""
     files = [(str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in sources]
     return _hash([reading, files])
 
 
 def _read(kept: Path, identity: str) -> Decoded | None:
-    """Return what the cache holds, or None if it is missing, out of date or damaged: then it is written anew."""
+    """Return the cached samples, or None if the cache is missing, out of date or damaged, and must be rewritten."""
     try:
         with safe_open(kept, framework="pt") as file:
             about = file.metadata() or {}
@@ -95,7 +95,7 @@ def _read(kept: Path, identity: str) -> Decoded | None:
 
 
 def _read_part(file: BufferedReader, identity: str, choose: Choice) -> Decoded | None:
-    # By hand: safetensors maps the whole file, and whatever is read of it stays in memory until all of it is let go.
+    # Not by safetensors: it maps the whole file, and all pages that were read stay in memory until the map is closed.
     header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     about = header.get("__metadata__", {})
     if (about.get("format"), about.get("identity")) != (FORMAT, identity):

@@ -1,4 +1,4 @@
-"""A dataset from what a recipe names."""
+"""Load the dataset that a recipe names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,16 +18,16 @@ DIGITS = ("digits", "digits32")
 NAMES = (*DIGITS, *HUB, "images")
 
 DIGITS_TEST_SIZE = 357  # leaves 1440 to train on, which divides among many numbers of devices and shards
-# Of the training set in 0 … 1.
+# Mean and deviation of the training set, with pixels in 0 … 1.
 DIGITS_NORMALISATION = Normalisation((0.3053,), (0.3760,))
 
 
 def load_dataset(config: DataConfig, chosen: Mapping[str, Choice] | None = None) -> Dataset:
-    """Load what `[data]` names into memory: digits, cifar10, cifar100, images (a folder), or package.module:factory.
+    """Load the `[data]` of a recipe: digits, cifar10, cifar100, images (a folder), or package.module:factory.
 
     Args:
-        chosen: which samples of train and test are wanted; by default all. The others are not kept in memory, and of
-            CIFAR nothing but their labels is decoded.
+        chosen: which samples of train and test to load; by default all. The others are not kept in memory; for CIFAR,
+            only their labels are decoded.
     """
     own = ":" in config.name
     if config.options and not own:
@@ -67,7 +67,7 @@ def _load(config: DataConfig, cache: Path, chosen: Mapping[str, Choice] | None) 
 
 def _load_digits() -> Dataset:
     """Return scikit-learn's 1797 digits of 8×8 pixels, in 0 … 1: 1440 to train on, 357 to test on, always the same."""
-    # Imported here: scikit-learn takes longer to import than everything else in this room together.
+    # Imported here: scikit-learn takes longer to import than the rest of this package together.
     from sklearn.datasets import load_digits  # noqa: PLC0415
     from sklearn.model_selection import train_test_split  # noqa: PLC0415
 
@@ -92,7 +92,7 @@ def _like_cifar(digits: Dataset) -> Dataset:
 
 
 def _load_images(path: str | None, cache: Path, classes: Sequence[str] | None) -> Dataset:
-    """Read train/<class>/* and test/<class>/*; if not given, the training images fix classes and normalisation."""
+    """Read train/<class>/* and test/<class>/*; by default the training images define classes and mean/std."""
     if path is None:
         raise InvalidInput("data.path", "is missing", "Give a folder with train/<class>/ and test/<class>/ images")
     for split in ("train", "test"):

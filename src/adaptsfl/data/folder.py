@@ -15,7 +15,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".
 
 
 def read_class_folders(folder: Path, cache: Path, classes: Sequence[str] | None = None) -> Decoded:
-    """Decode `folder`/<class>/*; labels follow `classes`, or the alphabet where none are given."""
+    """Decode `folder`/<class>/*; labels follow the order of `classes`, by default alphabetical."""
     names, files = _labelled_files(folder, classes)
     paths = [path for path, _ in files]
 
@@ -23,11 +23,11 @@ def read_class_folders(folder: Path, cache: Path, classes: Sequence[str] | None 
         inputs = decode_images(paths, len(paths), lambda k: str(paths[k]))
         return Samples(inputs, torch.tensor([label for _, label in files])), names
 
-    return cached(cache, folder, paths, decode, reading="/".join(names))  # no name of a folder holds a slash
+    return cached(cache, folder, paths, decode, reading="/".join(names))  # a folder's name cannot contain a slash
 
 
 def read_class_labels(folder: Path, classes: Sequence[str]) -> Tensor:
-    """Return the labels that `read_class_folders` gives, without reading any image."""
+    """Return the labels that `read_class_folders` returns, without reading any image."""
     _, files = _labelled_files(folder, classes)
     return torch.tensor([label for _, label in files])
 

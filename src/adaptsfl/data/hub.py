@@ -17,7 +17,7 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset of the hub: where it is, which column has the labels, and its normalisation, measured on `train`."""
+    """A dataset of the hub: its repository, the column of the labels, and its normalisation, measured on `train`."""
 
     repository: str
     label: str
@@ -41,7 +41,7 @@ HUB: dict[str, HubDataset] = {
 def load_hub_dataset(name: str, path: str | None, cache: Path, chosen: Mapping[str, Choice] | None = None) -> Dataset:
     """Load a dataset of `HUB` from `path`, else from the folder in ADAPTSFL_DATA, else from the hub.
 
-    `chosen` says for each split which samples to load; all, if it is not given.
+    `chosen` selects the samples of each split; by default all are loaded.
     """
     known, choices = HUB[name], chosen or {}
     folder = _folder(name, path)
@@ -60,17 +60,17 @@ def load_hub_dataset(name: str, path: str | None, cache: Path, chosen: Mapping[s
 
 
 def read_cached_parquet(files: list[Path], label: str, cache: Path) -> Decoded:
-    """Decode parquet files that belong together, once."""
+    """Decode the parquet files of one split, or read the result from the cache."""
     return cached(cache, files[0], files, lambda: read_parquet(files, label), reading=label)
 
 
 def _part_of_parquet(files: list[Path], label: str, cache: Path, choose: Choice) -> Decoded:
-    """Return chosen samples, from the cache where there is one; it is not written, since that takes all samples."""
+    """Return chosen samples, from the cache if it exists; the cache is not written, since it needs all samples."""
     return cached_part(cache, files[0], files, choose, reading=label) or read_parquet_part(files, label, choose)
 
 
 def _folder(name: str, path: str | None) -> Path | None:
-    """Return the folder with the parquet files, or None where only the hub has them."""
+    """Return the folder with the parquet files, or None if they must come from the hub."""
     if path is not None:
         root = Path(path)
         if not root.is_dir():
@@ -85,7 +85,7 @@ def _folder(name: str, path: str | None) -> Path | None:
 
 
 def _parquet_files(folder: Path, split: str) -> list[Path]:
-    """Return the files of one split: here (train.parquet), or one folder deeper and in parts, as in a hub's copy."""
+    """Return the files of one split: in this folder (train.parquet), or in parts one level deeper, as on the hub."""
     files = sorted(folder.glob(f"{split}*.parquet")) or sorted(folder.glob(f"*/{split}*.parquet"))
     if not files:
         problem = f"{folder} has no {split}.parquet"
@@ -94,7 +94,7 @@ def _parquet_files(folder: Path, split: str) -> list[Path]:
 
 
 def _from_hub(name: str, known: HubDataset, cache: Path, choices: Mapping[str, Choice]) -> dict[str, Decoded]:
-    """Download with the hub's own client; its local copy is what the cache of decoded images refers to."""
+    """Download with the hub's own client; the cache of decoded images refers to the client's local copy."""
     try:
         client: Any = importlib.import_module("datasets")
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Encoded images to one uint8 tensor, whatever their format."""
+"""Decode images of any format into one uint8 tensor."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +19,8 @@ DEEP = {"I", "F", "I;16", "I;16B", "I;16L"}  # more than 8 bits: converting woul
 def decode_images(encoded: Iterable[bytes | Path], count: int, where: Callable[[int], str]) -> Tensor:
     """Return `count` images of one size as uint8 (count, C, H, W): C is 1 if the first is grey, else 3.
 
-    `where` names the k-th image for error messages. One core does it: Pillow holds Python's lock while it decodes, and
-    processes forked beside torch's threads may hang; the result is cached, so this happens once per file.
+    `where` names the k-th image for error messages. Decoding uses one core: Pillow holds the GIL while it decodes, and
+    processes forked beside torch's threads may hang. The result is cached, so each file is decoded once.
     """
     result: NDArray[np.uint8] | None = None
     for k, pixels in enumerate(_pixels(encoded, where)):
@@ -54,7 +54,7 @@ def _pixels(encoded: Iterable[bytes | Path], where: Callable[[int], str]) -> Ite
 
 
 def _opened(content: bytes | Path, likely: str | None) -> Image.Image:
-    """Open an image, trying the format of the one before it first: that halves the time of small images."""
+    """Open an image, trying the format of the previous image first: that halves the time for small images."""
     if likely is not None:
         try:
             return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=[likely])

@@ -1,4 +1,4 @@
-"""Datasets of the user's own: torch Datasets from a factory, read into memory."""
+"""The user's own datasets: torch Datasets from a factory, read into memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ def load_own(target: str, options: dict[str, Any]) -> Dataset:
 
 
 def _in_memory(source: str, dataset: Any) -> Samples:
-    """Return all samples of a torch Dataset as two tensors. A random transform in it is drawn once, here."""
+    """Return all samples of a torch Dataset as two tensors. A random transform is applied once, here."""
     inputs, labels = [], []
     try:
         for value, label in _rows(dataset):
@@ -55,14 +55,14 @@ def _in_memory(source: str, dataset: Any) -> Samples:
 
 
 def _rows(dataset: Any) -> Iterator[Any]:
-    """Yield the samples by number where the dataset knows its length, as torch does; else as they come."""
+    """Yield the samples by index if the dataset has a length, as torch does; else by iteration."""
     if hasattr(dataset, "__len__"):
         return (dataset[k] for k in range(len(dataset)))
     return iter(dataset)
 
 
 def _tensor(value: Any) -> Tensor:
-    """Return one input as a tensor of a type that models take; a picture as (C, H, W)."""
+    """Return one input as a tensor of a dtype that models take; a Pillow image as (C, H, W)."""
     if not isinstance(value, Tensor):
         array = np.asarray(value)
         tensor = torch.from_numpy(array.copy())

@@ -34,11 +34,11 @@ def read_parquet_labels(file: Path, label: str) -> Tensor:
 
 
 def read_parquet_part(files: Sequence[Path], label: str, choose: Choice) -> Decoded:
-    """Decode the rows of the files that are chosen by all their labels; no other image stays in memory."""
+    """Decode the rows that `choose` selects, given the labels of all rows; no other image stays in memory."""
     source = " + ".join(map(str, files))
     labels = torch.cat([read_parquet_labels(file, label) for file in files])
     rows = choose(labels)
-    # The first row comes along and goes again: it says whether all are grey, as where all are decoded.
+    # Row 0 is decoded first and then dropped: it decides whether images are grey, as when all rows are decoded.
     wanted = np.concatenate([[0], rows])
     inputs = decode_images(
         chain(_encoded(files, label, wanted[:1], source), _encoded(files, label, rows, source)),
@@ -50,7 +50,7 @@ def read_parquet_part(files: Sequence[Path], label: str, choose: Choice) -> Deco
 
 
 def _encoded(files: Sequence[Path], label: str, rows: IntArray, source: str) -> Iterator[bytes]:
-    """Yield the images of these rows, reading one row group at a time and none in vain."""
+    """Yield the images of these rows; read one row group at a time, and only groups that contain such rows."""
     first = 0
     for file in files:
         with _explained(file), pq.ParquetFile(file) as opened:
@@ -64,13 +64,13 @@ def _encoded(files: Sequence[Path], label: str, rows: IntArray, source: str) -> 
                     _check_whole(encoded, f"{image}.bytes", source, here)
                     images = encoded.to_pylist()
                     del table, encoded
-                    pa.default_memory_pool().release_unused()  # else Arrow keeps some groups' worth of it
+                    pa.default_memory_pool().release_unused()  # else Arrow keeps the memory of several groups
                     yield from images
                 first = last
 
 
 def _read_table(file: Path, label: str, *, images: bool) -> Any:
-    """Return the columns that are asked for, of a file that holds both."""
+    """Return the labels, and the images if `images`; raise unless the file has both columns."""
     with _explained(file):
         image = _check_schema(pq.read_schema(file), label, str(file))
         return pq.read_table(file, columns=[image, label] if images else [label])
@@ -103,7 +103,7 @@ def _labels(table: Any, label: str, source: str) -> Tensor:
 
 
 def _check_whole(values: Any, column: str, source: str, rows: IntArray | None = None) -> None:
-    """Refuse a column with gaps; `rows` are the numbers of its rows, if they are not 0, 1, …."""
+    """Raise if a column has null values; `rows` are the numbers of its rows, by default 0, 1, …."""
     if values.null_count:
         row = values.is_null().to_pylist().index(True)
         problem = f"{source}: row {row if rows is None else rows[row]} has no {column}"
@@ -111,7 +111,7 @@ def _check_whole(values: Any, column: str, source: str, rows: IntArray | None = 
 
 
 def _check_schema(schema: Any, label: str, source: str) -> str:
-    """Return the name of the image column, or say what the file holds instead."""
+    """Return the name of the image column; raise with the columns of the file if they do not fit."""
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     fits = image is not None and label in schema.names and pa.types.is_integer(schema.field(label).type)
     if fits:
@@ -131,7 +131,7 @@ def _check_schema(schema: Any, label: str, source: str) -> str:
 
 
 def _class_names(schema: Any, label: str, count: int) -> tuple[str, ...]:
-    """Return the names that the hub's metadata gives the classes, or their numbers where there is no metadata."""
+    """Return the names that the hub's metadata gives the classes, or their numbers if there is no metadata."""
     try:
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[label]["names"])

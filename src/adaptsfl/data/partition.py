@@ -1,4 +1,4 @@
-"""Who holds which training samples. Every partition uses a sample at most once and depends on its seed alone."""
+"""Assign training samples to devices. A partition uses each sample at most once and depends on its seed alone."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +11,10 @@ from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.config import PartitionConfig
 from adaptsfl.errors import InvalidInput
 
-Parts = tuple[IntArray, ...]  # the numbers of each device's samples, rising
+Parts = tuple[IntArray, ...]  # the numbers of each device's samples, ascending
 
 FIELD = "data.partition"
-KEYS = {  # what each kind reads, apart from the seed
+KEYS = {  # the keys that each kind reads, besides the seed
     "iid": (),
     "shards": ("shards_per_device", "shard_size"),
     "dirichlet": ("alpha", "min_samples"),
@@ -23,9 +23,9 @@ KEYS = {  # what each kind reads, apart from the seed
 
 
 def make_partition(config: PartitionConfig, labels: IntArray, devices: int, *, batch_size: int = 1) -> Parts:
-    """Share samples with these labels out among the devices as `[data.partition]` says.
+    """Partition samples with these labels among the devices as `[data.partition]` says.
 
-    `batch_size` is the least that the devices of a Dirichlet partition get, where the recipe gives no other number.
+    `batch_size` is the default of `min_samples` for a Dirichlet partition.
     """
     check_keys(config)
     checks.whole_number("devices", devices)
@@ -45,7 +45,7 @@ def make_partition(config: PartitionConfig, labels: IntArray, devices: int, *, b
 
 
 def check_keys(config: PartitionConfig) -> None:
-    """Raise for a key that another kind of partition reads: it would be ignored silently."""
+    """Raise if a key is given that only another kind of partition reads: it would be ignored silently."""
     for kind, keys in KEYS.items():
         for key in keys:
             if kind != config.kind and getattr(config, key) is not None:
@@ -89,10 +89,10 @@ def shards(
 
 
 def dirichlet(labels: IntArray, devices: int, rng: np.random.Generator, *, alpha: float, min_samples: int = 1) -> Parts:
-    """Share every class out in proportions drawn from Dirichlet(α, …, α): the smaller α, the fewer classes on a device.
+    """Distribute every class in proportions drawn from Dirichlet(α, …, α): a smaller α gives a device fewer classes.
 
-    A device left with fewer than `min_samples` gets samples of the one that holds the most. (Drawing everything again
-    until no device is short, as is often done, practically never ends with many devices and a small α.)
+    A device with fewer than `min_samples` gets samples from the device that has the most. (The usual way, drawing again
+    until every device has enough, practically never ends with many devices and a small α.)
     """
     _one_label_each("dirichlet", labels)
     checks.number(f"{FIELD}.alpha", alpha, positive=True)
@@ -146,7 +146,7 @@ def check_parts(parts: Parts, batch_size: int) -> None:
 
 
 def averaging_weights(parts: Parts, kind: Literal["equal", "size"]) -> FloatArray:
-    """Return how much each device counts in an average: all the same, or by its number of samples. They sum to 1."""
+    """Return the weight of each device in an average: equal, or proportional to its samples. The weights sum to 1."""
     sizes = np.array([1 if kind == "equal" else len(part) for part in parts], dtype=np.float64)
     return sizes / sizes.sum()
 

@@ -1,4 +1,4 @@
-"""From the `[data]` of a recipe to mini-batches, with every check that can be made before training starts."""
+"""Turn the `[data]` of a recipe into mini-batches, with every check that is possible before training starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,12 +29,12 @@ class PreparedData:
     """Everything that training needs to know about its data.
 
     Attributes:
-        dataset: its training samples are those of the devices `mine` only.
-        parts: which of all training samples each device holds.
-        weights: of the devices in every average.
-        batches: those of the devices `mine`, in that order.
-        mine: the devices whose training samples are in memory here.
-        labels: of the training samples of all devices.
+        dataset: the dataset, with the training samples of the devices `mine` only.
+        parts: the numbers of the training samples that each device holds.
+        weights: the weight of each device in every average.
+        batches: the mini-batches of the devices `mine`, in that order.
+        mine: the devices whose training samples this process has in memory.
+        labels: the labels of the training samples of all devices.
         content: a fingerprint of the samples of all devices and of the files of a partition (`content_of`).
     """
 
@@ -56,15 +56,15 @@ def prepare(
     device: torch.device | str = "cpu",
     mine: Sequence[int] | None = None,
 ) -> PreparedData:
-    """Load the dataset, share it out and check it: against mini-batches, and against the model's number of classes.
+    """Load and partition the dataset; check it against the batch size and the model's number of classes.
 
-    Where only the mini-batches of the devices `mine` are wanted, only their training samples stay in memory. Of samples
-    that other devices bring as files of their own, nothing but the labels is read.
+    If `mine` is given, only the training samples of these devices stay in memory. If every device has a file of its
+    own, only the labels of the other devices' files are read.
     """
     checks.whole_number("training.batch_size", batch_size)
     held = tuple(range(devices) if mine is None else mine)
     dataset = load_dataset(config)
-    content = dataset.fingerprint()  # while it is whole
+    content = dataset.fingerprint()  # before samples of other devices are dropped
     dataset, parts, labels = _share_out(config, dataset, devices, batch_size, held)
     content = _with_files(config, content)
     if classes is not None:
@@ -89,7 +89,7 @@ def content_of(config: DataConfig) -> str:
 
 
 def _with_files(config: DataConfig, content: str) -> str:
-    """Add the files of a partition, byte for byte: no rank has all of the samples in them."""
+    """Add the bytes of a partition's files to the fingerprint: no rank loads all of their samples."""
     if config.partition.kind != "files":
         return content
     whole = sha256(content.encode())
@@ -105,16 +105,16 @@ def _with_files(config: DataConfig, content: str) -> str:
 def share_out(config: DataConfig, devices: int, *, batch_size: int = 1) -> tuple[Dataset, Parts]:
     """Return the dataset and each device's part of its training samples.
 
-    Where every device brings a folder or a parquet file of its own, these together are the training samples.
+    If every device has its own folder or parquet file, these together are the training samples.
     """
     dataset, parts, _ = _share_out(config, load_dataset(config), devices, batch_size, range(devices))
     return dataset, parts
 
 
 def load_part(config: DataConfig, devices: int, device: int, *, tests: Choice, batch_size: int = 1) -> Dataset:
-    """Return the dataset with one device's part of the training samples, the same as by `share_out`, and chosen tests.
+    """Return the dataset with one device's part of the training samples, as in `share_out`, and chosen test samples.
 
-    Of other samples only the labels are read into memory, and they are gone when this returns.
+    Of the other samples only the labels are read into memory, and they are freed when this returns.
     """
 
     def part(labels: Tensor) -> IntArray:
@@ -139,7 +139,7 @@ def _share_out(
     parts = make_partition(config.partition, labels.numpy(), devices, batch_size=batch_size)
     if len(mine) < devices:
         dataset = replace(dataset, train=dataset.train.only([parts[k] for k in mine]))
-        labels = labels.clone()  # else they would hold on to the file that all samples are mapped from
+        labels = labels.clone()  # else they would keep the memory-mapped file of all samples open
     return dataset, parts, labels
 
 
@@ -166,7 +166,7 @@ def _holds_samples(file: Path) -> bool:
 def _together(
     config: DataConfig, dataset: Dataset, files: list[Path], mine: Sequence[int]
 ) -> tuple[Dataset, Parts, Tensor]:
-    """Return the dataset with the samples that `mine` bring to train on, and the parts and labels of all devices."""
+    """Return the dataset with the training samples in the files of `mine`, and the parts and labels of all devices."""
     cache = cache_folder(config.cache)
     label = HUB[config.name].label if config.name in HUB else "label"
     read: list[Samples] = []
@@ -198,7 +198,7 @@ def _together(
 
 
 def _behind_each_other(sizes: Sequence[int]) -> Parts:
-    """Return the parts of devices whose samples lie one device after the other."""
+    """Return the parts of devices whose samples are stored one device after the other."""
     return tuple(np.arange(low, high) for low, high in pairwise(np.cumsum([0, *sizes])))
 
 

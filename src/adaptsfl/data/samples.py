@@ -1,4 +1,4 @@
-"""Labelled samples in memory, and how they are scaled on their way into a model."""
+"""Labelled samples in memory, and their normalisation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from adaptsfl import checks
 from adaptsfl.checks import IntArray
 from adaptsfl.errors import InvalidInput
 
-Choice = Callable[[Tensor], IntArray]  # from the labels of all samples to the numbers of those wanted, rising
+Choice = Callable[[Tensor], IntArray]  # from the labels of all samples to the numbers of the chosen samples, ascending
 
 INPUT_DTYPES = (torch.uint8, torch.float32, torch.int64)
 
@@ -54,14 +54,14 @@ class Samples:
         return len(self.labels)
 
     def only(self, parts: Sequence[IntArray]) -> "Samples":
-        """Return a copy of the samples of these parts, in their order; of none, the first one, for its shape."""
+        """Return a copy of the samples of these parts, in order; without parts, the first sample, for its shape."""
         rows = torch.from_numpy(np.concatenate(parts)) if parts else torch.tensor([0])
         return Samples(self.inputs[rows], self.labels[rows])
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """(x − mean) / std, per channel, of inputs in 0 … 1: uint8 is divided by 255 first, floats are taken as is."""
+    """(x − mean) / std, per channel, of inputs in 0 … 1: uint8 is divided by 255 first, floats are used as they are."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -84,7 +84,7 @@ class Normalisation:
 
 
 def measured_normalisation(train: Samples) -> Normalisation | None:
-    """Return what gives uint8 images mean 0 and deviation 1 per channel; other inputs are the user's own business."""
+    """Return the normalisation of uint8 images to mean 0 and deviation 1 per channel; None for other dtypes."""
     if train.inputs.dtype != torch.uint8:
         return None
     if train.inputs.ndim != 4:
@@ -93,7 +93,7 @@ def measured_normalisation(train: Samples) -> Normalisation | None:
     levels = torch.arange(256, dtype=torch.float64) / 255
     share = counts / counts.sum(1, keepdim=True)
     mean = share @ levels
-    std = (share * (levels - mean[:, None]) ** 2).sum(1).sqrt().clamp_min(1 / 255)  # one flat colour stays finite
+    std = (share * (levels - mean[:, None]) ** 2).sum(1).sqrt().clamp_min(1 / 255)  # avoids 1/0 for one flat colour
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
@@ -117,11 +117,11 @@ class Dataset:
         self.check_classes(len(self.classes), "its own class names")
 
     def fingerprint(self) -> str:
-        """Return a fingerprint of all that training and testing see of it."""
+        """Return a fingerprint of all training and test samples."""
         return fingerprint(self.train.inputs, self.train.labels, self.test.inputs, self.test.labels)
 
     def check_classes(self, count: int, of: str = "the model's outputs") -> None:
-        """Raise unless every label is one of 0 … count − 1, the classes that `of` knows."""
+        """Raise unless every label is one of 0 … count − 1, the classes of `of`."""
         for name, labels in (("training", self.train.labels), ("test", self.test.labels)):
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= count:

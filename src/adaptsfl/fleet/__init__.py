@@ -1,8 +1,8 @@
-"""Who takes part: devices, the edge server and their links, as they are, as they change, as they are measured.
+"""The fleet: devices, the edge server and their links, their changes over time, and measurements of them.
 
-A `Fleet` is one moment, all resources as arrays with one entry per device. Three things give a fleet for every round
-(`Resources`): one that never changes, one whose ranges are redrawn each round, and one replayed from a trace. All are
-seeded by (seed, round), so that round 1000 can be asked for without the 999 before it.
+A `Fleet` is a snapshot: all resources as arrays with one entry per device. Three classes return a fleet for every round
+(`Resources`): a constant one, one that redraws resources from ranges each round, and one that replays a trace. All
+random draws are seeded by (seed, round), so that round 1000 can be computed without the 999 rounds before it.
 """
 
 from adaptsfl.fleet.fleet import RATES, Device, Fleet, Server, memory_limits

@@ -1,4 +1,4 @@
-"""One moment of a fleet: its devices, the edge server and their links."""
+"""A snapshot of a fleet: its devices, the edge server and their links."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ RATES = ("flops", "uplink_bps", "downlink_bps", "fed_uplink_bps", "fed_downlink_
 
 @dataclass(frozen=True)
 class Device:
-    """One device: f_i, r_i^U, r_i^D, r_{i,f}^U, r_{i,f}^D, and the memory it can give to training."""
+    """One device: f_i, r_i^U, r_i^D, r_{i,f}^U, r_{i,f}^D, and the memory available for training."""
 
     name: str
     flops: float
@@ -68,7 +68,7 @@ class Fleet:
         return self.flops.size
 
     def name(self, index: int) -> str:
-        """Return what people call the device at `index`; unnamed devices are numbered from 1."""
+        """Return the name of the device at `index`; unnamed devices are numbered from 1."""
         return self.names[index] if self.names else f"device {index + 1}"
 
     def device(self, index: int) -> Device:
@@ -92,7 +92,7 @@ class Fleet:
         )
 
     def subset(self, indices: Sequence[int]) -> "Fleet":
-        """Return the fleet of some of its devices, in the given order; each keeps what people call it."""
+        """Return the fleet of some of its devices, in the given order; each keeps its name."""
         if list(indices) == list(range(self.size)):
             return self
         chosen = [checks.whole_number("indices", index, at_least=0, at_most=self.size - 1) for index in indices]
@@ -117,12 +117,12 @@ class Fleet:
 
 
 def memory_limits(limits: Sequence[float | None]) -> FloatArray:
-    """Return memory limits as an array in which None, no limit, is infinite."""
+    """Return memory limits as an array; None (no limit) becomes infinity."""
     return np.array([np.inf if limit is None else limit for limit in limits], dtype=np.float64)
 
 
 def _memory(name: str, values: FloatArray, size: int) -> FloatArray:
-    """Check limits like any other vector, except that infinity, no limit, is welcome."""
+    """Check limits like any other vector, but allow infinity (no limit)."""
     limits = np.array(values, dtype=np.float64)
     checks.vector(name, np.where(limits == np.inf, 1.0, limits), length=size, of="one per device", positive=True)
     limits.setflags(write=False)

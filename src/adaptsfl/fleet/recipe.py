@@ -1,4 +1,4 @@
-"""The [fleet] of a recipe, turned into resources."""
+"""Turn the [fleet] of a recipe into resources."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fleets over time: constant, redrawn from ranges every round, and what a planner measures of them."""
+"""Fleets over time: constant, or redrawn from ranges every round; and the noise of their measurements."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -82,7 +82,7 @@ REDRAWN_IN_THE_PAPER = ("flops", "uplink_bps", "fed_uplink_bps")
 
 @dataclass(frozen=True)
 class RedrawnResources:
-    """A fleet drawn once, of which some resources are drawn anew each round."""
+    """A fleet drawn once, some of whose resources are redrawn each round."""
 
     ranges: FleetRanges
     devices: int
@@ -94,7 +94,7 @@ class RedrawnResources:
         object.__setattr__(self, "fleet", self.ranges.sample(self.devices, np.random.default_rng([self.seed, 0])))
 
     def at(self, round_: int) -> Fleet:
-        """Return the fleet of that round: the same for the same seed and round, in whatever order they are asked."""
+        """Return the fleet of that round: it depends on the seed and the round only."""
         rng = np.random.default_rng([self.seed, 1, round_])
         drawn = {name: self.ranges.draw(name, self.devices, rng) for name in RATES if name in self.redrawn}
         return self.fleet.with_rates(drawn)
@@ -102,7 +102,7 @@ class RedrawnResources:
 
 @dataclass(frozen=True)
 class MeasurementNoise:
-    """What the planner sees: Gaussian errors of a given coefficient of variation on every device's rates.
+    """Noise of the planner's measurements: Gaussian errors with given coefficients of variation on all device rates.
 
     A factor 1 + cv·z is drawn again until it is at least `SMALLEST_FACTOR`, so that a measured rate stays positive.
     """

@@ -17,14 +17,14 @@ from adaptsfl.errors import InvalidInput, naming
 from adaptsfl.fleet.fleet import RATES, Fleet, Server, memory_limits
 
 TRACE_COLUMNS = ("round", "device", *RATES)
-MEMORY = "memory_bytes"  # a column that may be left out: no limits
+MEMORY = "memory_bytes"  # an optional column; without it there are no limits
 SERVER_ROW = "server"
 _SERVER_COLUMNS = {"flops": "flops", "fed_uplink_bps": "to_fed_bps", "fed_downlink_bps": "from_fed_bps"}
 
 
 @dataclass(frozen=True)
 class TraceResources:
-    """A recorded fleet, replayed: the last moment holds after the trace's end, or it starts again if it `repeats`."""
+    """A replayed fleet: after the trace's end its last entry stays valid, or the trace starts again if it `repeats`."""
 
     rounds: tuple[int, ...]
     fleets: tuple[Fleet, ...]
@@ -38,7 +38,7 @@ class TraceResources:
 
 
 def read_trace(path: Path, *, repeats: bool = False) -> TraceResources:
-    """Read a trace from CSV (see docs/formats.md). Round 0 must give everything."""
+    """Read a trace from CSV (see docs/formats.md). Round 0 must give every value."""
     state: dict[str, dict[str, float]] = {}
     rounds: list[int] = []
     fleets: list[Fleet] = []
@@ -75,7 +75,7 @@ def write_trace(path: Path, fleets: Iterable[Fleet]) -> None:
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield every row of a CSV file that has at least these columns, after its place in the file."""
+    """Yield every row of a CSV file that has at least these columns, as (place in the file, row)."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

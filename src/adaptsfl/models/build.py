@@ -1,4 +1,4 @@
-"""Make a model from what a recipe or a command line names: a zoo entry, or `package.module:factory`."""
+"""Build the model that a recipe or a command line names: a zoo entry, or `package.module:factory`."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from adaptsfl.models.zoo import ZOO
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model, and one sample of input to trace and profile it with: None if the factory gives none."""
+    """A model and an example input to trace and profile it with; the input is None if the factory returns none."""
 
     module: nn.Module
     example_input: Tensor | None
@@ -25,7 +25,7 @@ def build(model: str | Callable[..., Any], /, *, device: str | None = None, **op
     """Build a zoo model by name, or a model of the user's own by `package.module:factory` or by its factory.
 
     `options` go to the factory. A factory returns a module, or a module and an example input. With device "meta" the
-    model takes no memory: enough to split and profile it.
+    model uses no memory, and can still be split and profiled.
     """
     with factories.importing_from_here(), torch.device(device) if device else nullcontext():
         if callable(model):

@@ -1,8 +1,8 @@
 """Find where a traced model can be cut: between two layers, where one tensor crosses and no weight is shared.
 
-A layer begins at an operation that multiplies or looks up a weight matrix (convolution, linear, embedding, …). What
-has no such weight (activation, pooling, normalisation, flattening, dropout) belongs to the layer before it, as far as
-a cut after it is legal.
+A layer begins at an operation that multiplies by or looks up a weight matrix (convolution, linear, embedding, …). An
+operation without such a weight (activation, pooling, normalisation, flattening, dropout) belongs to the layer before
+it, as far as a cut after it is legal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from adaptsfl.models.record import Record, label, record_run, storage, tensors_i
 from adaptsfl.models.state import StateRoot, parameters_of
 from adaptsfl.models.trace import EXPLICIT, Trace, mode, resolve
 
-BATCHES = (2, 3)  # two batch sizes tell which sizes follow the batch; one alone would not do for batch-norm
+BATCHES = (2, 3)  # two batch sizes show which dimensions scale with the batch; batch-norm may need more than 1
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 WEIGHT_OPERATIONS = ("linear", "conv", "mm", "matmul", "embedding", "einsum", "dot", "rnn", "lstm", "gru", "attention")
 WRITING_OPERATORS = ("setitem", "iadd", "isub", "imul", "itruediv", "ipow")
@@ -31,7 +31,7 @@ RANDOM_OPERATIONS = ("rand", "normal", "bernoulli", "multinomial", "dropout", "e
 
 @dataclass(frozen=True)
 class Cut:
-    """A legal cut: before the `position`-th ordered node; `before` are the ids of the parameters used until there."""
+    """A legal cut: before the `position`-th ordered node; `before` are the ids of the parameters used before it."""
 
     position: int
     before: frozenset[int]
@@ -53,7 +53,7 @@ class Flow:
         self._storages = records[0].storages
         self.nodes: list[fx.Node] = list(trace.graph.nodes)
         self._changes = self._changed_storages(records[0])
-        with suppress(InvalidInput), mode(self.root, not module.training):  # a module may do it in one mode only
+        with suppress(InvalidInput), mode(self.root, not module.training):  # a module may do so in one mode only
             other = record_run(self.root, trace.graph, with_batch(example, BATCHES[0]))
             for node, keys in other.changed.items():
                 sources = [source for source in node.all_input_nodes if other.storages[source] & keys]
@@ -80,7 +80,7 @@ class Flow:
     def is_legal(self, position: int) -> bool:
         """Whether one tensor, with the batch as its first dimension, crosses and both sides share no state."""
         if self._blocked[position] or self.ordered[position - 1] not in self.data:
-            return False  # an update of state alone, such as batch-norm's counter, goes with the operation after it
+            return False  # a pure state update, such as batch-norm's counter, belongs to the operation after it
         crossing = self.crossing(position)
         return len(crossing) == 1 and crossing[0] is not self.placeholder and self._is_batch(crossing[0])
 
@@ -111,7 +111,7 @@ class Flow:
         return weights[0].rpartition(".")[0] or weights[0]
 
     def static_inputs(self, node: fx.Node) -> list[fx.Node]:
-        """Return the static nodes that `node` needs, each after those it needs itself."""
+        """Return the static nodes that `node` needs, each after its own dependencies."""
         found: dict[fx.Node, None] = {}
 
         def visit(current: fx.Node) -> None:
@@ -124,9 +124,9 @@ class Flow:
         return list(found)
 
     def stand_in(self, query: fx.Node) -> Any:
-        """Return what stands for `query` in a piece that has only the crossing tensor.
+        """Return a replacement for the value of `query` in a piece that has only the crossing tensor.
 
-        In the answer a `PerSample` stands for so many times the batch size, an `InputDevice` for the input's device.
+        In the result, a `PerSample` means a multiple of the batch size, an `InputDevice` the input's device.
         """
         return _stand_in(self.values[0][query], self.values[1][query])
 
@@ -147,18 +147,18 @@ class Flow:
         return static
 
     def _is_pure(self, node: fx.Node) -> bool:
-        """Whether `node` gives the same wherever it runs: it draws nothing, and touches nothing that is changed."""
+        """Whether `node` returns the same value in any piece: it is not random and uses no tensor that is changed."""
         if any(word in operation(node) for word in RANDOM_OPERATIONS):
             return False
         touched = frozenset[int]().union(*(self._storages[n] for n in [node, *node.all_input_nodes] if self._tells(n)))
         return not touched & self._changed_by_any
 
     def _tells(self, node: fx.Node) -> bool:
-        """Whether a static node that asks `node` reads its values: of data, only sizes and such are asked."""
+        """Whether a static node with input `node` reads its values: of data nodes, it reads only sizes and the like."""
         return node not in self.data
 
     def _changed_storages(self, record: "Record") -> dict[fx.Node, frozenset[int]]:
-        """Return what each node changes in place: what it was seen to change, and what its operation may change."""
+        """Return the storages that each node changes in place: those it changed in the run, and those it may change."""
         changes = {}
         for node in self.nodes:
             named = [source for source in node.all_input_nodes if mutates(node, source, self.root)]
@@ -193,9 +193,9 @@ class Flow:
         return frozenset(id(tensor) for tensor in tensors)
 
     def _running_state(self, node: fx.Node) -> frozenset[int]:
-        """Return the storages of the buffers that `node` uses, of those that any node may change.
+        """Return the storages of the buffers that `node` uses and that some node may change.
 
-        A module that is called as a whole may change all of its own.
+        A module that is called as a whole may change all its own buffers.
         """
         named = [n for n in [node, *node.all_input_nodes, *self.static_inputs(node)] if n.op == "get_attr"]
         used = frozenset(storage(resolve(self.root, str(n.target))) for n in named if self._is_tensor(n))
@@ -227,10 +227,10 @@ class Flow:
         return max((self._index.get(user, -1) for user in users), default=-1)
 
     def _blocked_positions(self) -> list[bool]:
-        """Return for every position whether something that both sides need could not be there twice.
+        """Return for every position whether both sides need something that cannot be duplicated.
 
-        That is a parameter, a buffer that something changes, from its first use to its last, a tensor that is changed
-        in place, or a size that neither is constant nor follows the batch.
+        That is a parameter or a changing buffer (from its first use to its last), a tensor that is changed in place, or
+        a size that is neither constant nor a multiple of the batch size.
         """
         state: dict[Any, list[int]] = {}
         blocked = [False] * (len(self.ordered) + 1)
@@ -251,7 +251,7 @@ class Flow:
         return blocked
 
     def _unanswerable(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the questions about data (a size, say) that `node` depends on and that nothing stands in for."""
+        """Yield the properties of data (such as a size) that `node` depends on and that have no replacement."""
         for static in self.static_inputs(node):
             if any(source not in self.static for source in static.all_input_nodes):
                 try:
@@ -261,7 +261,7 @@ class Flow:
 
 
 def find_cuts(flow: Flow, starts: Sequence[int]) -> list[Cut]:
-    """Return the last legal cut between each two layers that begin at `starts`, where there is one."""
+    """Return the last legal cut, if there is one, between each two consecutive layers that begin at `starts`."""
     cuts = []
     for start, following in pairwise(starts):
         legal = next((p for p in range(following, start, -1) if flow.is_legal(p)), None)
@@ -271,7 +271,7 @@ def find_cuts(flow: Flow, starts: Sequence[int]) -> list[Cut]:
 
 
 def check_input(example: object) -> None:
-    """Refuse what is not a tensor with at least one sample."""
+    """Raise unless `example` is a tensor with at least one sample."""
     if isinstance(example, Tensor) and example.dim() > 0 and len(example) > 0:
         return
     given = f"of shape {tuple(example.shape)}" if isinstance(example, Tensor) else f"a {type(example).__name__}"
@@ -291,11 +291,11 @@ def operation(node: fx.Node) -> str:
 
 
 def mutates(node: fx.Node, argument: fx.Node, root: nn.Module) -> bool:
-    """Whether `node` may change the tensor `argument` in place, as far as its name and signature tell."""
+    """Whether `node` may change the tensor `argument` in place, judging by its name and signature."""
     if node.op == "call_module":
         return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
     name = operation(node)
-    if name in ("batch_norm", "instance_norm"):  # no signature tells that they update the statistics
+    if name in ("batch_norm", "instance_norm"):  # their signatures do not show that they update the statistics
         first = 1 if node.target in (functional.batch_norm, functional.instance_norm) else 3
         statistics = [*node.args[first : first + 2], node.kwargs.get("running_mean"), node.kwargs.get("running_var")]
         return argument in statistics
@@ -318,14 +318,14 @@ def mutates(node: fx.Node, argument: fx.Node, root: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class PerSample:
-    """Stands for `times` the batch size."""
+    """Placeholder for `times` the batch size."""
 
     times: int
 
 
 @dataclass(frozen=True)
 class InputDevice:
-    """Stands for the device of the piece's input."""
+    """Placeholder for the device of the piece's input."""
 
 
 class _NoStandIn(Exception):

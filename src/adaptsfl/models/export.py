@@ -1,4 +1,4 @@
-"""torch.export's graph of a module, freed from what holds only where and how it was traced."""
+"""Export a module with torch.export, without the device, the batch size and the checks of the example input."""
 
 from operator import getitem
 from typing import Any
@@ -50,7 +50,7 @@ def _inline_no_grad(exported: fx.GraphModule) -> None:
 
 
 def _free_device(graph: fx.Graph, device: torch.device) -> None:
-    """Let tensors that the graph creates follow the input's device; export writes the traced one down."""
+    """Create the graph's own tensors on the input's device; export hard-codes the device of the example."""
     placeholder = next(node for node in graph.nodes if node.op == "placeholder")
     with graph.inserting_after(placeholder):
         where = graph.call_function(getattr, (placeholder, "device"))

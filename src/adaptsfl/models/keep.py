@@ -1,4 +1,4 @@
-"""Restore a model after it ran, whatever its forward has changed."""
+"""Restore a model after a run: undo every change that its forward made."""
 
 import copy
 from collections import OrderedDict, defaultdict, deque
@@ -16,7 +16,7 @@ CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 def untouched(module: nn.Module) -> Iterator[None]:
     """Restore every attribute of every part of `module`, and the values of its buffers.
 
-    Lists, dictionaries and sets that are attributes get their old entries back; this includes a module's own tables
+    Lists, dictionaries and sets among the attributes get their old entries back; this includes a module's own tables
     of parameters, buffers and children. Values of parameters are not saved: forward does not change them.
     """
     attributes = [(part, dict(vars(part))) for part in module.modules()]
@@ -41,7 +41,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
 
 def rebound(module: nn.Module, before: dict[str, Tensor]) -> str | None:
-    """Return the name of a buffer of `module` that is no longer the tensor that `before` has, if there is one."""
+    """Return the name of a buffer of `module` that is no longer the same tensor as in `before`, or None."""
     now = dict(_buffers(module))
     return next((name for name, tensor in before.items() if now.get(name) is not tensor), None)
 

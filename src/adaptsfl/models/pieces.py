@@ -1,4 +1,4 @@
-"""The layers of a split model as modules: each runs its part of the traced graph on the original's own state."""
+"""The layers of a split model as modules: each runs its part of the traced graph on the original model's state."""
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +19,9 @@ Modes = Mapping[bool, frozenset[str]]
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """One layer: how it runs in either mode, on any root that holds what `targets` name.
+    """One layer: how it runs in either mode, on any root module that has the attributes named in `targets`.
 
-    `operations` are the names of the functions that it calls itself, not through modules, when training.
+    `operations` are the names of the functions that it calls directly, not through modules, in training mode.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Piece(nn.Module):
     """Consecutive layers of a model. Its parameters are the model's own, and so are its state_dict keys.
 
     `train()` and `eval()` choose between the two traces of the model. A piece without layers returns its input.
-    `modes` are the parts of the model whose own mode is another than that of the whole, per mode of the whole.
+    `modes` names, for each mode of the model, the submodules that stay in the other mode.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[TracedLayer], modes: Modes) -> None:
@@ -56,26 +56,26 @@ class Piece(nn.Module):
 
     @property
     def operations(self) -> frozenset[str]:
-        """The names of the functions that the layers call themselves, where tracing left no module to do so."""
+        """The names of the functions that the layers call directly, because tracing replaced the module."""
         return frozenset(name for layer in self._traced_layers for name in layer.operations)
 
     def train(self, mode: bool = True) -> Self:
-        """Choose the mode; parts that the model's own train() keeps in the other one, such as frozen norms, stay so."""
+        """Set the mode; submodules that the model's train() keeps in the other mode (frozen norms) stay so."""
         for name, part in self.named_modules(remove_duplicate=False):
             part.training = mode != (name in self._modes[mode])
         self.training = mode
         return self
 
     def extra_repr(self) -> str:
-        """Name the layers, for people."""
+        """Return the names of the layers."""
         return ", ".join(layer.name for layer in self._traced_layers)
 
 
 def tracked_norms(piece: nn.Module) -> dict[str, tuple[str, str]]:
-    """Return the batch-norms of a piece whose running statistics training moves: by name, the names of these two.
+    """Return the batch-norms of a piece whose running statistics training updates: name → names of mean and variance.
 
-    Tracing may have turned them into plain operations; the statistics keep their names. Neither those without running
-    statistics count, nor instance-norm, nor those that the model's own train() keeps in evaluation mode (frozen).
+    Tracing may have turned them into plain operations; the statistics keep their names. Not included: norms without
+    running statistics, instance-norm, and norms that the model's own train() keeps in evaluation mode (frozen).
     """
     means = [name for name, _ in piece.named_buffers() if name.rpartition(".")[2] == "running_mean"]
     with mode(piece, True):
@@ -110,7 +110,7 @@ class Segment:
     def _copy_static(self, graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], x: fx.Node) -> Any:
         if all(source in env for source in node.all_input_nodes):
             return graph.node_copy(node, env.__getitem__)
-        return _build(graph, self.flow.stand_in(node), x)  # asks about a tensor that stayed before the cut
+        return _build(graph, self.flow.stand_in(node), x)  # a property of a tensor that does not cross the cut
 
 
 def compile_layer(name: str, training: Segment, evaluating: Segment, constants: Mapping[str, Any]) -> TracedLayer:

@@ -1,9 +1,9 @@
 """Measure what every cut of a split model costs: work, payload, memory.
 
-Everything runs on the meta device: shapes flow, nothing is computed, so a model larger than memory can be profiled.
-FLOPs come from torch's own counter. Attention runs as plain products, because the counter does not know the CPU's
-fused kernel and would count it as no work. The gradients of a convolution are counted here, because the counter takes
-the weight gradient of a grouped one for that of a full one.
+Everything runs on the meta device: only shapes are propagated, so a model larger than memory can be profiled.
+FLOPs come from torch's own counter. Attention runs as plain matrix products, because the counter does not know the
+CPU's fused kernel and would count zero FLOPs. The gradients of a convolution are counted here, because the counter
+treats the weight gradient of a grouped convolution like that of a full one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ OPTIMIZER_VALUES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adam": 2}  # nu
 
 @dataclass(frozen=True)
 class _Measured:
-    """One layer with one batch."""
+    """The measurements of one layer with one batch."""
 
     forward_flops: int
     backward_flops: int
@@ -54,9 +54,9 @@ def profile(
 ) -> CutCosts:
     """Return the costs of every cut of `model` when it trains with mini-batches of `batch_size`.
 
-    FLOPs are what one more sample adds. The first layer's input needs no gradient, so it costs none. The model that
-    the fed server averages is every parameter and every floating-point buffer that is saved, in its own dtype;
-    `wire_dtype` is what activations and their gradients are sent in.
+    FLOPs are those that one more sample adds. The first layer's input needs no gradient, so none is counted. The fed
+    server averages every parameter and every floating-point buffer of the state_dict, in its own dtype; `wire_dtype` is
+    the dtype in which activations and their gradients are sent.
     """
     check_input(example_input)
     checks.whole_number("batch_size", batch_size)
@@ -92,7 +92,7 @@ def _measure(model: SplitModel, x: Tensor) -> list[_Measured]:
     except InvalidInput:
         if x.device.type == "meta":
             raise
-        return _measure_on(model, x)  # a layer that looks at its data runs on real tensors only
+        return _measure_on(model, x)  # a layer that reads values of its data needs real tensors
 
 
 def _measure_on(model: SplitModel, x: Tensor) -> list[_Measured]:
@@ -131,7 +131,7 @@ def _convolution_backward(
     output_mask: Sequence[bool],
     **_: Any,
 ) -> int:
-    """Return the work of a convolution's wanted gradients: input and weight each take what forward takes."""
+    """Return the FLOPs of a convolution's requested gradients: input and weight each cost as much as forward."""
     forward = conv_flop_count(list(inputs), list(weight), list(gradient), transposed=transposed)
     return int(forward) * sum(map(bool, output_mask[:2]))
 
@@ -156,12 +156,12 @@ def _measure_piece(piece: Piece, x: Tensor, seen: dict[int, Tensor]) -> tuple[_M
 
 @contextmanager
 def _saving(seen: dict[int, Tensor], own: set[int]) -> Iterator[None]:
-    """Note what autograd keeps for the backward pass, each storage once, and not the model's own state."""
+    """Record the tensors that autograd saves for backward: each storage once, without the model's own state."""
 
     def keep(tensor: Tensor) -> Tensor:
         key = storage(tensor)
         if key not in own:
-            seen.setdefault(key, tensor)  # holding the tensor keeps its storage's identity from being used again
+            seen.setdefault(key, tensor)  # keeps the tensor alive, so that its storage's id is not reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -1,4 +1,4 @@
-"""Run a traced graph once and keep what every node gave, and which tensors it changed."""
+"""Run a traced graph once and record the value of every node, and which tensors each node changed."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,7 +12,7 @@ from adaptsfl.models.trace import EXPLICIT, INNER
 
 
 def label(node: fx.Node) -> str:
-    """Return the name of a node for people: without the wrapper it was traced in."""
+    """Return the readable name of a node, without the prefix of the tracing wrapper."""
     return node.name.removeprefix(f"{INNER}_")
 
 
@@ -20,12 +20,12 @@ def storage(tensor: Tensor) -> int:
     """Return the identity of a tensor's memory, which views of it share; on the meta device there is no address."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # a sparse tensor, say
+    except NotImplementedError:  # such as a sparse tensor
         return id(tensor)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors inside a value, however it nests them."""
+    """Return the tensors inside a nested value."""
     found: list[Tensor] = []
     map_aggregate(value, lambda part: found.append(part) if isinstance(part, Tensor) else None)
     return found
@@ -41,7 +41,7 @@ class Record:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps the value of every node, and which of the tensors so far it changed."""
+    """Runs a graph and keeps the value of every node, and which of its input tensors the node changed."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
@@ -59,7 +59,7 @@ class _Recorder(fx.Interpreter):
         return result
 
     def record(self) -> Record:
-        """Return what the last run left."""
+        """Return the record of the last run."""
         storages = {node: frozenset(map(storage, tensors_in(value))) for node, value in self.env.items()}
         values = {node: map_aggregate(value, _shape_only) for node, value in self.env.items()}
         return Record(values, storages, self.changed)
@@ -79,10 +79,10 @@ class _Run(nn.Module):
 
 
 def record_run(root: nn.Module, graph: fx.Graph, example: Tensor) -> Record:
-    """Run the graph on the meta device: shapes without work, and without touching the model's state.
+    """Run the graph on the meta device, which computes shapes only and does not touch the model's state.
 
-    A module that looks at its data cannot run there. In a chain of whole modules it runs for real instead, on copies
-    of the buffers; in a traced graph a number that came from the data must not pass for a size, so there it is refused.
+    A module that reads values of its data cannot run there. A chain of whole modules then runs on real tensors, with
+    copies of the buffers. A traced graph is rejected: a number that was read from the data could be taken for a size.
     """
     run = _Run(root, graph)
     chain = all(node.op in ("placeholder", "call_module", "output") for node in graph.nodes)

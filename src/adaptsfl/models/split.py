@@ -1,4 +1,4 @@
-"""Split an unmodified torch module into layers with one tensor between each two."""
+"""Split an unmodified torch module into layers; one tensor passes from each layer to the next."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,7 +62,7 @@ class SplitModel:
         return self._piece(self._layers[self._check(cut) :])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Run all layers: what the original model returns."""
+        """Run all layers; the result equals that of the original model."""
         for piece in self.pieces:
             x = piece(x)
         return x
@@ -112,9 +112,9 @@ def split(
 ) -> SplitModel:
     """Split `module` into layers (or coarser blocks) that share its parameters.
 
-    `example_input` has the batch as its first dimension; its other sizes are those the split model will take.
-    `layers` names the layers in the order they run, for models that cannot be traced. Before it is returned, the split
-    model is run against the original in both modes (not on the meta device, where there are no values).
+    `example_input` has the batch as its first dimension; the split model takes inputs with the same other dimensions.
+    `layers` lists the layers in the order they run, for models that cannot be traced. At the end, `split` compares
+    the split model with the original in both modes (not on the meta device, where there are no values).
     """
     if not isinstance(module, nn.Module):
         raise InvalidInput("model", f"is a {type(module).__name__}", "Give a torch.nn.Module")
@@ -139,7 +139,7 @@ def split(
         except Differs as error:
             if not traces.by_fx:
                 raise
-            try:  # the model may treat what torch.fx traces with in another way than tensors
+            try:  # the model may treat torch.fx's proxies differently from tensors
                 return _make(module, trace_by_export(module, example), example, granularity, "model")
             except InvalidInput:
                 raise error from None
@@ -155,14 +155,14 @@ def _make(
 
 
 def _exceptions(module: nn.Module, training: bool) -> frozenset[str]:
-    """Return the parts that `module.train(training)` leaves in the other mode, as a model with frozen norms does."""
+    """Return the submodules that `module.train(training)` leaves in the other mode, such as frozen norms."""
     with mode(module, training):
         parts = module.named_modules(remove_duplicate=False)
         return frozenset(name for name, part in parts if part.training != training)
 
 
 def check_example(module: nn.Module, example: Tensor) -> None:
-    """Run the model once in evaluation mode; where that fails, say in which of its modules."""
+    """Run the model once in evaluation mode; if that fails, raise an error that names the module."""
     buffers = {name: tensor.clone() for name, tensor in module.named_buffers()}
     with untouched(module), mode(module, False), torch.no_grad(), _located(module) as stack:
         try:
@@ -226,7 +226,7 @@ def _traced_layers(module: nn.Module, traces: Traces, example: Tensor, granulari
 
 
 def _starts(flow: Flow, traces: Traces, granularity: Granularity, module: nn.Module) -> list[int]:
-    """Return where layers begin; for blocks, only where another block begins."""
+    """Return the positions where layers begin; for blocks, only those where a new block begins."""
     starts = flow.starts(traces.whole_modules)
     if granularity == "layer" or traces.whole_modules:
         return starts
@@ -244,7 +244,7 @@ def _block(module: nn.Module, owner: str) -> str:
 
 
 def _name(module: nn.Module, flow: Flow, start: int, used: frozenset[int]) -> str:
-    """Return the name of the outermost module around the layer's first weight that has no weights but the layer's."""
+    """Return the name of the outermost module around the layer's first weight that has only the layer's weights."""
     name = flow.owner(start)
     while "." in name:
         parent = name.rpartition(".")[0]
@@ -255,7 +255,7 @@ def _name(module: nn.Module, flow: Flow, start: int, used: frozenset[int]) -> st
 
 
 def _no_cut(flow: Flow, starts: Sequence[int], module: nn.Module) -> InvalidInput:
-    """Say why nothing can be cut."""
+    """Return an error that explains why there is no legal cut."""
     if len(starts) < 2:
         return InvalidInput("model", f"has {len(starts)} layer(s) with weights, so there is no legal cut", EXPLICIT)
     names = {id(tensor): name for name, tensor in module.named_parameters()}

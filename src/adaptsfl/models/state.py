@@ -32,7 +32,7 @@ def targets(nodes: Iterable[fx.Node]) -> list[str]:
 def attach(root: nn.Module, module: nn.Module, names: Iterable[str], constants: Mapping[str, Any]) -> None:
     """Give `root` the parts of `module` that `names` list, and the constants among them; nothing is copied.
 
-    They come in the order in which `module` has them, so that the keys of a state_dict do too.
+    They are added in the order of `module`, so that the keys of a state_dict keep that order too.
     """
     parts = [*module.named_modules(remove_duplicate=False), *module.named_parameters(remove_duplicate=False)]
     rank = {name: k for k, (name, _) in enumerate([*parts, *module.named_buffers(remove_duplicate=False)])}
@@ -47,7 +47,7 @@ def attach(root: nn.Module, module: nn.Module, names: Iterable[str], constants: 
             inside = inside.get_submodule(part)
         if hasattr(inside, last):
             assert getattr(inside, last) is value, f"{name!r} would hide another attribute"
-            continue  # it came with a module that is already here
+            continue  # already attached, as part of a module
         if isinstance(value, nn.Module):
             inside.add_module(last, value)
         elif isinstance(value, nn.Parameter):

@@ -1,6 +1,6 @@
-"""Turn a module into the graph of its operations, once as it trains and once as it evaluates.
+"""Trace a module into the graph of its operations, once in training mode and once in evaluation mode.
 
-Both modes are traced because a trace bakes the mode in: `torch.fx` follows one side of `if self.training`, and
+Both modes are traced because a trace fixes the mode: `torch.fx` follows one side of `if self.training`, and
 `torch.export` writes the mode into every dropout and batch-norm. Names in the graphs are those of the original model.
 """
 
@@ -23,7 +23,7 @@ INNER = "inner"
 
 @dataclass(frozen=True)
 class Trace:
-    """One mode of a model: its graph, and the values the graph needs that the model does not own under a name."""
+    """One mode of a model: its graph, and the values it needs that are no named attribute of the model."""
 
     graph: fx.Graph
     constants: dict[str, Tensor | nn.Module] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traces:
-    """A model as it trains and as it evaluates.
+    """The traces of a model in training mode and in evaluation mode.
 
     `whole_modules` means that every node is a layer the caller named, `by_fx` that torch.fx traced the model.
     """
@@ -43,7 +43,7 @@ class Traces:
 
     @property
     def same(self) -> bool:
-        """Whether both modes run the same operations (modules such as dropout look at the mode themselves)."""
+        """Whether both modes run the same operations (modules such as dropout check the mode themselves)."""
         return self.training is self.evaluating
 
 
@@ -59,9 +59,9 @@ class _OneInput(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """torch.fx's tracer, which remembers the module in which it had to stop."""
+    """torch.fx's tracer, which remembers the module in which tracing failed."""
 
-    proxy_buffer_attributes = True  # else an in-place update of a buffer would be done now, and lost in the graph
+    proxy_buffer_attributes = True  # else an in-place buffer update runs while tracing and is missing in the graph
     stopped_in: str | None = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -94,7 +94,7 @@ def trace(module: nn.Module, example: Tensor) -> Traces:
 
 
 def trace_by_export(module: nn.Module, example: Tensor) -> Traces:
-    """Trace `module` by torch.export alone: slower than torch.fx, but it sees real tensors where torch.fx has none."""
+    """Trace `module` by torch.export alone: slower than torch.fx, but it traces with tensors instead of proxies."""
     try:
         return _both_modes(module, lambda: _trace_export(module, example))
     except _Untraceable as error:
@@ -130,17 +130,17 @@ def is_sequence(module: nn.Module) -> bool:
 
 
 def required_inputs(module: nn.Module) -> list[str]:
-    """Return the names of the arguments that the model's forward cannot do without."""
+    """Return the names of the required arguments of the model's forward."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):  # compiled modules need not tell
+    except (TypeError, ValueError):  # compiled modules may have no signature
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
 
 
 def check_one_input(module: nn.Module) -> None:
-    """Refuse a model that needs more than one input."""
+    """Raise if the model needs more than one input."""
     inputs = required_inputs(module)
     if len(inputs) > 1:
         problem = f"{type(module).__name__}.forward needs {len(inputs)} inputs ({', '.join(inputs)})"
@@ -160,7 +160,7 @@ def mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 class _Untraceable(Exception):
-    """A tracer gave up; the message says where."""
+    """A tracer failed; the message says where."""
 
 
 def _both_modes(module: nn.Module, make: Callable[[], Trace]) -> Traces:
@@ -190,7 +190,7 @@ def _trace_fx(module: nn.Module) -> Trace:
         raise _Untraceable(f"torch.fx cannot keep the new tensor that forward puts into the buffer {replaced!r}")
     trace = _with_original_names(graph, root, module)
     if trace.constants:
-        raise _Untraceable("torch.fx would freeze a tensor that forward creates")  # a random one, say
+        raise _Untraceable("torch.fx would freeze a tensor that forward creates")  # such as a random one
     return trace
 
 
@@ -203,7 +203,7 @@ def _trace_export(module: nn.Module, example: Tensor) -> Trace:
 
 
 def _with_original_names(graph: fx.Graph, root: nn.Module, module: nn.Module) -> Trace:
-    """Drop the wrapper's prefix from every target, and set aside what the original model does not hold."""
+    """Drop the wrapper's prefix from every target, and collect values that the original model lacks as constants."""
     constants: dict[str, Tensor | nn.Module] = {}
     for node in graph.nodes:
         if node.op not in ("get_attr", "call_module"):
@@ -215,7 +215,7 @@ def _with_original_names(graph: fx.Graph, root: nn.Module, module: nn.Module) ->
         elif isinstance(value, nn.Parameter):
             raise _Untraceable(f"the parameter {name!r} is not one of the model's own")
         else:
-            phase = "train" if module.training else "eval"  # both modes may have a first constant, with other values
+            phase = "train" if module.training else "eval"  # constants of both modes may share a name, not the value
             node.target = f"constant_{phase}_{name.replace('.', '_')}"
             constants[node.target] = value
     return Trace(graph, constants)
@@ -249,7 +249,7 @@ def _children(module: nn.Module, prefix: str = "") -> Iterator[str]:
 
 
 def resolve(root: nn.Module, target: str) -> Any:
-    """Return what the dotted name `target` means in `root`."""
+    """Return the attribute of `root` with the dotted name `target`."""
     value: Any = root
     for part in target.split("."):
         value = getattr(value, part)

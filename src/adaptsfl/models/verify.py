@@ -14,19 +14,19 @@ from adaptsfl.models.keep import untouched
 from adaptsfl.models.trace import EXPLICIT, mode
 
 IN_PLACE = f"Change buffers in place, as in self.mean.copy_(new). {EXPLICIT}"
-BATCHES = (2, 5, 1)  # several: a trace may hold for one size only, and a model may remember the run before
-SHIFT = 0.1  # buffers start at other values than fresh ones, which are often zero
+BATCHES = (2, 5, 1)  # several: a trace may be valid for one size only, and a model may keep state between runs
+SHIFT = 0.1  # added to buffers, because their initial values are often zero
 ROUNDING_FLOOR = 1e-5  # of the largest gradient's norm
 GRADIENT_TOLERANCE = 1e-2  # relative to the gradient's norm: rounding, also in half precision
 
 
 class Differs(InvalidInput):
-    """The layers do not do what the model does."""
+    """The layers give other results than the model."""
 
 
 @dataclass(frozen=True)
 class _Result:
-    """One run: what came out, the gradients of the parameters, and the buffers it left."""
+    """One run: the output, the gradients of the parameters, and the buffers after it."""
 
     output: Tensor
     gradients: list[Tensor | None]
@@ -34,11 +34,11 @@ class _Result:
 
 
 def verify(module: nn.Module, whole: nn.Module, names: Sequence[str], example: Tensor, field: str) -> None:
-    """Run all layers, which are `whole`, against the original in both modes, on copies of the buffers.
+    """Compare `whole`, the piece with all layers, with the original in both modes, on copies of the buffers.
 
-    Several batches run one after the other, of different sizes and random samples. Outputs and buffers must agree bit
-    for bit. Gradients may round differently, because some models run other kernels when they are exported, but a
-    gradient that is lost or added on the way is found.
+    Several batches of different sizes, with random samples, run one after the other. Outputs and buffers must agree bit
+    for bit. Gradients may round differently, because some exported models run other kernels, but a missing or an
+    additional gradient is detected.
     """
     if example.device.type == "meta":
         return
@@ -64,7 +64,7 @@ def verify(module: nn.Module, whole: nn.Module, names: Sequence[str], example: T
 
 
 def _difference(expected: _Result, found: _Result, start: Mapping[str, Tensor]) -> str:
-    """Say what differs, if anything; buffers that no layer holds must be as they were at the start."""
+    """Return what differs, or ""; buffers that no layer holds must have their initial values."""
     if not _same(expected.output, found.output):
         return "outputs"
     if not _near(expected.gradients, found.gradients):
@@ -81,9 +81,10 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _expected(
     module: nn.Module, example: Tensor, parameters: Sequence[Tensor], training: bool
 ) -> tuple[list[Tensor], dict[str, Tensor], list[_Result]]:
-    """Return inputs and buffers that the model can take in this mode, and what it makes of them.
+    """Return inputs and buffers with which the model runs in this mode, and the results.
 
-    Not every model takes random samples and buffers, nor a batch of one in training: then it gets what it has.
+    Not every model accepts random samples and shifted buffers, or a batch of one in training. If it fails with these,
+    it gets its own buffers and the example input instead, and no batch of one.
     """
     random = [_samples(example, size) for size in BATCHES]
     given = [with_batch(example, size) for size in BATCHES]
@@ -105,7 +106,7 @@ def _expected(
 
 
 def _samples(example: Tensor, size: int) -> Tensor:
-    """Return different samples: random ones, or of whole numbers the first sample's, rotated."""
+    """Return different samples: random ones, or, for integer inputs, rotations of the first sample."""
     if example.is_floating_point() or example.is_complex():
         generator = torch.Generator().manual_seed(size)
         shape = (size, *example.shape[1:])
@@ -115,7 +116,7 @@ def _samples(example: Tensor, size: int) -> Tensor:
 
 
 def _shifted(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return floating-point buffers a little larger, so that variances stay positive; one that has two names once."""
+    """Return floating-point buffers a little larger, so that variances stay positive; a shared buffer changes once."""
     moved: dict[int, Tensor] = {}
     for k, tensor in enumerate(buffers.values()):
         if tensor.is_floating_point() and id(tensor) not in moved:
@@ -128,7 +129,7 @@ def _shifted(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _runs(
     module: nn.Module, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor], parameters: Sequence[Tensor]
 ) -> list[_Result]:
-    """Run one batch after the other; each finds the buffers as the one before left them."""
+    """Run one batch after the other; each starts with the buffers that the previous one left."""
     copies = {id(tensor): tensor.detach().clone() for tensor in buffers.values()}
     state = {name: copies[id(tensor)] for name, tensor in buffers.items()}
     with _seeded(), torch.enable_grad():
@@ -154,7 +155,7 @@ def _seeded() -> Iterator[None]:
 
 
 def _near(expected: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> bool:
-    """Whether gradients agree within rounding; one that is zero but for rounding is measured against the others."""
+    """Whether gradients agree within rounding; one that is zero up to rounding is compared with the largest norm."""
     if [tensor is None for tensor in expected] != [tensor is None for tensor in found]:
         return False
     pairs = [(a, b) for a, b in zip(expected, found, strict=True) if a is not None and b is not None]

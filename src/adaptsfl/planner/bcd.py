@@ -1,7 +1,7 @@
 """Algorithm 3: the paper's block-coordinate descent. It alternates Theorem 2 and Algorithm 2 until neither helps.
 
-It stops where no change of the interval alone and no change of the cuts alone is better, which need not be the
-optimum; `exact` finds that. The plan carries a lower bound, and is called optimal only if it meets it.
+It stops when changing only the interval or only the cuts brings no improvement, which need not be the optimum; `exact`
+finds the optimum. The plan has a lower bound, and its status is optimal only if its time equals the bound.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Bounds on the best plan's time that need no search.
 
-From below: each device takes its best cut for each term on its own. From above: all devices take the same cut.
+Lower bound: each device takes its best cut for each term separately. Upper bound: all devices take the same cut.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from adaptsfl.planner.problem import PlanProblem
 
 
 def cut_times(problem: PlanProblem) -> FloatArray:
-    """What each device needs with each cut for T3 … T6: shape (4, L, N)."""
+    """Return the time of each device with each cut for T3 … T6: shape (4, L, N)."""
     costs, fleet, batch = problem.costs, problem.fleet, problem.batch_size
     every_cut = np.arange(1, problem.layers + 1)[:, None]
     return np.stack(
@@ -28,10 +28,10 @@ def cut_times(problem: PlanProblem) -> FloatArray:
 
 
 def least_terms(problem: PlanProblem, times: FloatArray) -> FloatArray:
-    """The least that T3 … T6 can be for plans whose deepest cut is exactly L_c: shape (4, L).
+    """Return lower bounds of T3 … T6 for plans whose deepest cut is exactly L_c: shape (4, L).
 
-    Each maximum is at least what it would be if every device minimised that term alone, and at least what the device
-    that takes cut L_c, whichever it is, needs for it. Infinite where no plan has that deepest cut.
+    Each maximum is at least its value if every device minimised that term alone, and at least the smallest time of any
+    device with cut L_c. The bound is infinite if no plan has that deepest cut.
     """
     least = np.empty((4, problem.layers))
     for row, term in zip(least, times, strict=True):
@@ -41,7 +41,7 @@ def least_terms(problem: PlanProblem, times: FloatArray) -> FloatArray:
 
 
 def deepest_allowed(problem: PlanProblem) -> IntArray:
-    """Every device's deepest allowed cut up to each L_c, 0 where it has none: shape (L, N)."""
+    """Return every device's deepest allowed cut up to each L_c, 0 if it has none: shape (L, N)."""
     cuts = np.arange(1, problem.layers + 1)[:, None]
     return np.maximum.accumulate(np.where(problem.allowed, cuts, 0))
 
@@ -49,7 +49,7 @@ def deepest_allowed(problem: PlanProblem) -> IntArray:
 def bounds_by_deepest(problem: PlanProblem, least: FloatArray) -> FloatArray:
     """Return, for every L_c, a time that no plan with exactly that deepest cut beats.
 
-    The server's turn is at least what it would be if every device took its deepest allowed cut.
+    The server's turn takes at least as long as with every device at its deepest allowed cut.
     """
     remaining = np.append(latency.remaining_flops(problem.costs), 0.0)  # the last entry: no cut is allowed
     flops = remaining[deepest_allowed(problem) - 1].sum(axis=1)
@@ -63,7 +63,7 @@ def bounds_by_deepest(problem: PlanProblem, least: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class UniformPlan:
-    """The best plan in which all devices take the same cut, or the deepest that they may before it."""
+    """The best plan in which all devices take the same cut, or their deepest allowed cut before it."""
 
     interval: int
     cuts: IntArray

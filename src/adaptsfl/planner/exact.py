@@ -1,6 +1,6 @@
 """The joint optimum of interval and cuts, with its certificate: the default solver.
 
-docs/planner.md has the argument in full. In short, fix the deepest cut m and call a plan's four maxima over devices
+docs/planner.md has the full argument. In short, fix the deepest cut m and let a plan's four maxima over devices be
 
     T3 = max T_i^F + T_{a,i}^U,   T4 = max T_{g,i}^D + T_i^B,   T5 = max T_{c,i}^U,   T6 = max T_{c,i}^D.
 
@@ -25,14 +25,14 @@ from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, 
 from adaptsfl.planner.interval import IntervalRule, interval_rule
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
 
-TOLERANCE = 1e-11  # a box that could save less than this part of the best time is closed
-SHAVED_FROM = 200_000  # times in a box from which on looking for empty halves costs less than the grids it saves
-CHARGED_AFTER = 24  # boxes after which charges cost less than the boxes they save: easy problems have fewer
-WORTHWHILE = 0.9  # shrink again only while some range falls below this part of what it was
+TOLERANCE = 1e-11  # a box that could save less than this share of the best time is closed
+SHAVED_FROM = 200_000  # number of times in a box above which `shave` costs less than the grids it saves
+CHARGED_AFTER = 24  # boxes after which charges cost less than the boxes they save; easy problems need fewer
+WORTHWHILE = 0.9  # shrink again only while some range falls below this share of its size
 
 
 def solve(problem: PlanProblem, *, time_limit_s: float = float("inf")) -> Plan:
-    """Return the best plan of all; if stopped by `time_limit_s`, the best found, with status `limit` and a bound."""
+    """Return the optimal plan; if stopped by `time_limit_s`, the best plan found, with status `limit` and a bound."""
     started = time.perf_counter()
     problem.check_feasible()
     search = _Search(problem)
@@ -50,7 +50,7 @@ def solve(problem: PlanProblem, *, time_limit_s: float = float("inf")) -> Plan:
 
 
 class _Search:
-    """The best plan so far, and what is needed to look for a better one."""
+    """The state of the search: the best plan so far, and the data to look for a better one."""
 
     def __init__(self, problem: PlanProblem) -> None:
         self.problem = problem
@@ -65,18 +65,18 @@ class _Search:
 
     @property
     def goal_s(self) -> float:
-        """A plan must be faster than this to be worth looking for."""
+        """The search looks only for plans that are faster than this."""
         return self.best_s * (1 - TOLERANCE)
 
     def rule(self, deepest: int) -> IntervalRule:
-        """Return the rule for this L_c, made when it is first asked for."""
+        """Return the rule for this L_c, created on first use."""
         if deepest not in self.rules:
             self.rules[deepest] = interval_rule(self.problem, deepest)
         return self.rules[deepest]
 
     def run(self, deadline: float) -> float:
-        """Search until done or until `deadline`; return the smallest bound of what is left, infinite if nothing is."""
-        order = itertools.count()  # boxes with equal bounds: first come, first served
+        """Search until done or until `deadline`; return the smallest bound of the open boxes, infinite if none."""
+        order = itertools.count()  # among equal bounds, the oldest box comes first
         bounds = bounds_by_deepest(self.problem, self.least)
         deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(bounds)))
         boxes = [(bounds[m - 1], next(order), self.root(m)) for m in deepest]
@@ -102,7 +102,7 @@ class _Search:
             self.best_s, self.interval, self.cuts = float(time_s), int(interval), cuts
 
     def expand(self, box: Box) -> list[tuple[float, Box]]:
-        """Shrink the box, bound a grid of cells inside it, and return what is worth a closer look."""
+        """Shrink the box, bound a grid of cells inside it, and return the boxes that remain to be searched."""
         self.nodes += 1
         rule = self.rule(box.deepest)
         shrunk = self.shrink(box, rule)
@@ -128,7 +128,7 @@ class _Search:
         while True:
             before = high - low
             fits = fitting(times, high)
-            # No maximum is below what the device that is worst off needs at least.
+            # Each maximum is at least the largest of the devices' minimal times.
             low = np.maximum(low, np.where(fits, times, np.inf).min(axis=1).max(axis=1, initial=0.0))
             caps = self.caps(box, fits, low, rule)
             if caps is None:
@@ -140,7 +140,7 @@ class _Search:
                 return self.settle(replace(box, low=low, high=high), times)
 
     def shave(self, box: Box, times: FloatArray, low: FloatArray, high: FloatArray, rule: IntervalRule) -> bool:
-        """Raise `low` to the middle of each range whose lower half holds no better plan; say whether there was one."""
+        """Raise `low` to the middle of each range whose lower half has no better plan; return whether any rose."""
         raised = False
         for term in range(4):
             half = high.copy()
@@ -153,7 +153,7 @@ class _Search:
     def caps(self, box: Box, fits: BoolArray, low: FloatArray, rule: IntervalRule) -> FloatArray | None:
         """Upper limits on T3 … T6 for plans that beat the best so far; None if there can be no such plan.
 
-        `fits` tells which cuts are within the upper corner: times at the lower corner, cuts at the upper.
+        `fits` are the cuts within the upper corner. The bound uses times at the lower corner and cuts at the upper.
         """
         cuts = deepest_cuts(fits)
         if not cuts.all():
@@ -170,7 +170,7 @@ class _Search:
         return np.concatenate((low[:2] + slack_s, exchange_s + spare_s))
 
     def settle(self, box: Box, times: FloatArray) -> tuple[Box, Corners] | None:
-        """Take the devices out of the box whose deepest cut is the same at both corners."""
+        """Remove from the box the devices whose deepest cut is the same at both corners."""
         fits = fitting(times, box.high)
         high_cuts, low_cuts = deepest_cuts(fits), deepest_cuts(fitting(times, box.low))
         if not high_cuts.all():

@@ -1,6 +1,6 @@
-"""Every plan of a tiny problem: the oracle that the other solvers are measured against.
+"""Try every plan of a tiny problem: the oracle that the other solvers are compared with.
 
-It uses nothing but the objective itself: every allowed combination of cuts with every interval that may be chosen.
+It evaluates only the objective: every allowed combination of cuts with every allowed interval.
 """
 
 import math
@@ -13,7 +13,7 @@ from adaptsfl.errors import SolverError
 from adaptsfl.planner.problem import Plan, PlanProblem, explained, total_s
 
 MOST_PLANS = 50_000_000
-MOST_CUTS = 20_000_000  # cuts held in memory at once: combinations times devices
+MOST_CUTS = 20_000_000  # cuts in memory at once: combinations times devices
 
 
 def solve(problem: PlanProblem) -> Plan:
@@ -59,7 +59,7 @@ def _refuse_if_large(problem: PlanProblem) -> None:
 
 
 def _combinations(problem: PlanProblem) -> IntArray:
-    """Every allowed choice of cuts, one per row: row r spells r in a number system with one digit per device."""
+    """Return all allowed combinations of cuts, one per row: row r is r in a number system with one digit per device."""
     choices = [np.flatnonzero(column) + 1 for column in problem.allowed.T]
     rows = np.arange(math.prod(choice.size for choice in choices))
     cuts = np.empty((rows.size, problem.devices), dtype=np.int64)

@@ -2,7 +2,7 @@
 
 Paper: the stop test pairs the new λ with the old μ, λ⁽⁰⁾ may be anything with Υ ≥ 0, and the tolerance is absolute.
 Here: λ is always the time of the best plan known, starting from an admissible one, and the loop ends when the MILP
-finds nothing better by more than a relative tolerance. Because: then every λ is attained by a plan, λ only falls, and
+finds no improvement above a relative tolerance. Because: then every λ is attained by a plan, λ only falls, and
 the result does not depend on the unit of time.
 """
 
@@ -20,7 +20,7 @@ RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class BestCuts:
-    """The cuts found, how many MILPs that took, and whether all of them were solved to the end."""
+    """The cuts found, how many MILPs were needed, and whether all of them were solved to optimality."""
 
     cuts: IntArray
     programs: int

@@ -1,4 +1,4 @@
-"""Boxes of thresholds (see exact.py), and the grid that bounds thousands of cells of one box in one go."""
+"""Boxes of thresholds (see exact.py), and the grid that bounds thousands of cells of one box at once."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,14 +13,14 @@ from adaptsfl.planner.problem import PlanProblem
 from adaptsfl.planner.staircase import Climb, climbs, grid_sums, merged, own_sums
 
 BANDS = 64  # rows and columns of a grid, at most
-MERGED_UP_TO = 50_000  # useful cuts of all devices up to which a grid keeps all climbs in memory, and can charge
+MERGED_UP_TO = 50_000  # up to this many useful cuts, a grid keeps all climbs in memory and can charge
 
 
 @dataclass(frozen=True)
 class Box:
     """Plans with deepest cut `deepest` whose maxima T3 … T6 lie between `low` and `high`.
 
-    Devices outside `active` take the same cut everywhere in the box; sums of theirs are kept instead of them.
+    Devices outside `active` take the same cut everywhere in the box; the box stores only the sums of their cuts.
     """
 
     deepest: int
@@ -35,17 +35,17 @@ class Box:
 class Corners:
     """The active devices of a box: n devices and m cuts."""
 
-    times: FloatArray  # (4, m, n): what each cut needs for T3 … T6
+    times: FloatArray  # (4, m, n): the time of each cut for T3 … T6
     fits: BoolArray  # (m, n): the cut is within the upper corner
     low_cuts: IntArray  # (n,): the deepest cut within the lower corner, 0 for none
 
 
 class ServerLoad:
-    """What the cuts of all devices together ask of the edge server.
+    """The load that the cuts of all devices put on the edge server.
 
     Attributes:
-        flops: what cut j leaves to the server per data sample; entry 0 is for "no cut".
-        bits: what a device with cut j holds; entry 0 is for "no cut".
+        flops: the work that cut j leaves to the server per data sample; entry 0 is for "no cut".
+        bits: size of the layers on a device with cut j; entry 0 is for "no cut".
     """
 
     def __init__(self, problem: PlanProblem) -> None:
@@ -64,7 +64,7 @@ class ServerLoad:
 
     @property
     def flops_per_s(self) -> float:
-        """What a second of the server's turn is worth, as `flops` are counted."""
+        """The `flops` of one second of the server's turn."""
         return 1 / self._seconds_per_flop
 
     def exchanged_s(self, bits: FloatArray | float, deepest: int) -> FloatArray:
@@ -77,11 +77,11 @@ class Grid:
     """A box cut along two of its thresholds into cells, each with a bound and with the time of its upper corner.
 
     Attributes:
-        axes: the two of T3 … T6 (0 … 3) along which it is cut: those that leave the time least certain.
+        axes: the two of T3 … T6 (0 … 3) along which it is cut: those with the largest effect on the time.
         bound_s: no plan of the cell is faster; infinite where some device has no cut.
-        upper_s: what the plan at the cell's upper corner takes at most, but for rounding of sums (see `_summable`);
-            infinite where the bound is beyond the goal.
-        alive: the cells that could hold something better than the goal.
+        upper_s: upper bound on the time of the plan at the cell's upper corner, up to rounding (see `_summable`);
+            infinite where the bound is not below the goal.
+        alive: the cells that could contain a plan faster than the goal.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Grid:
     ) -> None:
         self.box, self.corners, self.rule, self.server = box, corners, rule, server
         cuts = np.arange(1, box.deepest + 1)[:, None]
-        self.useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are nobody's deepest in this box
+        self.useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are no device's deepest in this box
         self.values = [_candidates(low, term[self.useful]) for low, term in zip(box.low, corners.times, strict=True)]
         self.high = np.array([values[-1] for values in self.values])
         self.axes = tuple(int(term) for term in np.argsort(-self._weight(box.low) * (self.high - box.low))[:2])
@@ -118,8 +118,8 @@ class Grid:
     def _charge(self, rising: Iterable[Climb], goal_s: float) -> None:
         """Raise the bounds of cells by charging devices for the two thresholds that are not axes (see charges.py).
 
-        The charges suit the cell with the least bound, at the interval I' that is best there; they are valid for all.
-        Let S be the server's turn without charges, M with them. Seconds of an aggregation count 1/I. At I ≤ I' charges
+        The charges are tuned for the cell with the least bound, at its best interval I', and are valid for all cells.
+        S is the server's turn without charges, M with them. Seconds of aggregation have weight 1/I. At I ≤ I' charges
         are worth at least as much as at I', so that A + M and B bound the time. At I > I' the turn with charges is at
         least S + (M − S)·I'/I, because it is concave in 1/I: A + S and B + (M − S)·I' bound the time.
         """
@@ -143,7 +143,7 @@ class Grid:
         self.bound_s[cells] = np.maximum(self.bound_s, bound_s)[cells]
 
     def _charged_flops(self, rising: Iterable[Climb], corner: FloatArray, thresholds: list[Threshold]) -> FloatArray:
-        """Return the server's work and the charges in every cell; devices compete with their cuts up to `corner`."""
+        """Return the server's work and the charges in every cell; cuts up to `corner` compete for the thresholds."""
         fits = self.useful
         for term in self.axes:
             fits = fits & (self.corners.times[term] <= corner[term])
@@ -156,10 +156,10 @@ class Grid:
         return self._upper_corner(*self._least(self.upper_s))
 
     def answered(self, goal_s: float) -> Iterator[FloatArray]:
-        """Yield the upper corners of cells whose corners cost the same, so that nothing is left to search in them.
+        """Yield the upper corners of cells whose two corners take the same time, so that no search in them is needed.
 
-        With exact sums there is none below the goal once the most promising plan is known. With rounded sums there may
-        be, and each of them must be looked at for itself.
+        With exact sums there is no such cell below the goal once the most promising plan is known. With rounded sums
+        there may be some, and each must be evaluated.
         """
         for row, column in np.argwhere((self.bound_s < goal_s) & (self.bound_s >= self.upper_s)):
             yield self._upper_corner(int(row), int(column))
@@ -167,7 +167,7 @@ class Grid:
     def children(self, goal_s: float) -> list[tuple[float, Box]]:
         """Return boxes that cover every cell that could still beat `goal_s`, each with its bound.
 
-        They are split along the threshold that leaves the best cell least certain.
+        They are split along the threshold with the largest effect on the time of the best cell.
         """
         alive = (self.bound_s < goal_s) & (self.bound_s < self.upper_s)
         if not alive.any():
@@ -188,12 +188,12 @@ class Grid:
         return thresholds
 
     def _weight(self, terms: FloatArray) -> FloatArray:
-        """How much a second of T3 … T6 weighs in a round, at the interval that suits these terms best."""
+        """Return the weight of a second of T3 … T6 in a round, at the best interval for these terms."""
         interval = float(self.rule.best(terms[0] + terms[1], terms[2] + terms[3]))
         return np.array([1.0, 1.0, 1 / interval, 1 / interval])
 
     def _terms(self, edge: FloatArray, bands: list[FloatArray]) -> FloatArray:
-        """What each of T3 … T6 contributes in every cell at one corner: shape (4, rows, columns)."""
+        """Return the contribution of each of T3 … T6 in every cell at one corner: shape (4, rows, columns)."""
         terms = np.empty((4, *self.shape))
         terms[:] = edge[:, None, None]
         terms[self.axes[0]] = bands[0][:, None]
@@ -209,7 +209,7 @@ class Grid:
         return times
 
     def _split_cells(self, alive: BoolArray, axis: int) -> list[tuple[float, Box]]:
-        """Halve the living cells along one axis of the grid."""
+        """Halve the cells in `alive` along one axis of the grid."""
         lines = np.flatnonzero(alive.any(axis=1 - axis))
         boxes = []
         for half in np.array_split(lines, min(2, lines.size)):
@@ -227,7 +227,7 @@ class Grid:
         return [self._around(alive, self.box.low, below), self._around(alive, above, self.high)]
 
     def _around(self, cells: BoolArray, low: FloatArray, high: FloatArray) -> tuple[float, Box]:
-        """Return the smallest box between `low` and `high` that holds these cells, and its bound."""
+        """Return the smallest box between `low` and `high` that contains these cells, and its bound."""
         low, high = low.copy(), high.copy()
         for axis, (term, bands) in enumerate(zip(self.axes, self.bands, strict=True)):
             lines = np.flatnonzero(cells.any(axis=1 - axis))
@@ -250,7 +250,7 @@ class _Bands:
 
 
 def fitting(times: FloatArray, thresholds: FloatArray) -> BoolArray:
-    """Which cuts, of which devices, are allowed and within all four thresholds: shape (m, n)."""
+    """Return which cuts of which devices are allowed and within all four thresholds: shape (m, n)."""
     fits = np.isfinite(times[0])
     for term, threshold in zip(times, thresholds, strict=True):
         fits &= term <= threshold
@@ -258,20 +258,20 @@ def fitting(times: FloatArray, thresholds: FloatArray) -> BoolArray:
 
 
 def deepest_cuts(fits: BoolArray) -> IntArray:
-    """Every device's deepest cut that fits, 0 for none."""
+    """Return every device's deepest cut that fits, 0 if none does."""
     last = fits.shape[0] - np.argmax(fits[::-1], axis=0)
     return np.where(fits.any(axis=0), last, 0)
 
 
 def _candidates(low: float, values: FloatArray) -> FloatArray:
-    """The values that a plan's own maximum can take within the box, in rising order."""
+    """Return the values that a plan's own maximum can take within the box, in ascending order."""
     return np.unique(np.append(values[values > low], low))
 
 
 def _summable(values: FloatArray, devices: int) -> FloatArray:
-    """Round down, if need be, so that sums over devices are exact in any order: whole numbers stay as they are.
+    """Round down, if necessary, so that sums over devices are exact in any order: integers do not change.
 
-    The grid's cumulative sums go up and down; with rounding errors in them a bound could exceed what it bounds.
+    The grid's cumulative sums rise and fall; with rounding errors a lower bound could exceed the true time.
     """
     unit = _unit(values, devices)
     return np.floor(values / unit) * unit

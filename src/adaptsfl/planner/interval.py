@@ -1,8 +1,8 @@
 """The best interval for given cuts, for many cases at once and for any rounds model.
 
-With A seconds a round and B seconds an aggregation, and L_c fixed, the time is Θ(I) = R(I) · (A + B/I). Which few
-intervals can be the best one depends on the form of R: Theorem 2 answers it for the bound, a closed form for powers,
-and a lower envelope of lines for tables and whatever else a `RoundsModel` may be.
+With A seconds per round, B seconds per aggregation and fixed L_c, the time is Θ(I) = R(I) · (A + B/I). The few
+intervals that can be the best depend on the form of R: Theorem 2 gives them for the bound, a closed form for powers,
+and a lower envelope of lines for tables and any other `RoundsModel`.
 """
 
 import math
@@ -16,20 +16,20 @@ from adaptsfl.errors import SolverError
 from adaptsfl.planner.problem import PlanProblem, total_s
 
 NEWTON_STEPS = 8
-MOST_LINES = 1_000_000  # intervals of one L_c that are compared line by line
-SMALLEST_ROOT = 0.5  # a root below 1 need not be known any better
+MOST_LINES = 1_000_000  # most intervals of one L_c that an envelope compares
+SMALLEST_ROOT = 0.5  # roots below 1 need no more precision
 
 
 class IntervalRule(ABC):
-    """Θ as a function of A and B alone, the interval chosen at its best, for one L_c.
+    """Θ at the best interval, as a function of A and B, for one L_c.
 
-    `best` and `best_time_s` also serve many L_c at once: `deepest` is then an array that goes with A and B.
+    `best` and `best_time_s` also serve many L_c at once: `deepest` is then an array of the shape of A and B.
     """
 
     def __init__(self, problem: PlanProblem, model: RoundsModel, deepest: int | IntArray) -> None:
         self.rounds, self.deepest = model.rounds, deepest
         self.shortest: int = problem.intervals[0]
-        self.longest: int | IntArray = problem.intervals[1]  # where it is below the shortest, there is no choice
+        self.longest: int | IntArray = problem.intervals[1]  # below the shortest: there is no interval to choose
 
     @abstractmethod
     def candidates(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
@@ -71,20 +71,20 @@ class IntervalRule(ABC):
         return float(np.max(intervals * (limit_s / self.rounds(intervals, self.deepest) - round_s)))
 
     def around(self, interval: float) -> FloatArray:
-        """1, 2 and the whole numbers around `interval`, within the allowed range."""
+        """Return 1, 2 and the whole numbers around `interval`, within the allowed range."""
         longest = int(self.longest)
         down = int(min(interval, longest))
         return np.array([min(max(i, self.shortest), longest) for i in (1, 2, down, down + 1)], dtype=np.float64)
 
 
 class BoundRule(IntervalRule):
-    """Theorem 2, for the general drift I^p: with P(I) = 1/R(I) = γ (c − 1{I>1} κ I^p) / 2ϑ and κ = Σ_{j≤L_c} κ_j.
+    """Theorem 2 for the general drift I^p, with P(I) = 1/R(I) = γ (c − 1{I>1} κ I^p) / 2ϑ and κ = Σ_{j≤L_c} κ_j.
 
     For I ≥ 2 the sign of Θ's derivative is that of Ξ(I) = A κ p I^{p+1} + B κ (p+1) I^p − B c, which rises with I: Θ
     falls until the root I' and rises after it, up to the pole where c = κ I^p. (The paper's Appendix C: p = 2.)
 
     Paper: I* is ⌊I'⌋ or ⌈I'⌉. Here: also 1 and 2, and none at or beyond the pole. Because: at I = 1 there is no drift,
-    so Θ jumps there; and beyond the pole Θ is negative, which would look best of all.
+    so Θ jumps there; and beyond the pole Θ is negative, which would look like the optimum.
     """
 
     def __init__(self, problem: PlanProblem, model: ConvergenceModel, deepest: int | IntArray) -> None:
@@ -92,7 +92,7 @@ class BoundRule(IntervalRule):
         self.model = model
         # At most the last interval before the pole.
         self.longest = np.minimum(self.longest, np.vectorize(model.largest_interval)(deepest))
-        # A drift that stays below the last digit of the budget is none; its roots would overflow.
+        # A drift below the last digit of the budget counts as zero; its roots would overflow.
         slope = model.cumulative_drift[deepest]
         lost = slope * np.asarray(self.longest, dtype=np.float64) ** model.power < 1e-17 * model.budget
         self.slope = np.where(lost, 0.0, slope)  # κ
@@ -106,7 +106,7 @@ class BoundRule(IntervalRule):
         """
         A, B = np.broadcast_arrays(np.asarray(round_s, dtype=np.float64), np.asarray(aggregation_s, dtype=np.float64))
         p, kappa = self.model.power, np.where(self.slope > 0, self.slope, 1.0)
-        largest = self.longest + 1.0  # a root beyond the longest interval need not be known any better
+        largest = self.longest + 1.0  # roots beyond the longest interval need no more precision
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             x, c = A / B, self.model.budget / kappa
             interval = np.minimum((c / (p * x)) ** (1 / (p + 1)), (c / (p + 1)) ** (1 / p))
@@ -118,19 +118,19 @@ class BoundRule(IntervalRule):
         return np.where(B > 0, np.where(self.slope > 0, interval, np.inf), 0.0)
 
     def candidates(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
-        """1, 2, ⌊I'⌋ and ⌊I'⌋ + 1, as far as they are before the pole."""
+        """Return 1, 2, ⌊I'⌋ and ⌊I'⌋ + 1, limited to intervals before the pole."""
         down = np.maximum(np.floor(self.root(round_s, aggregation_s)), 2.0)
         candidates = np.stack((np.ones_like(down), down, down + 1))
         return np.minimum(np.maximum(candidates, self.shortest), self.longest)
 
     def round_cap_candidates(self, limit_s: float, aggregation_s: float) -> FloatArray:
-        """Around the peak of limit·P(I) − B/I."""
+        """Return intervals around the peak of limit·P(I) − B/I."""
         slope = limit_s * self.model.pace * float(self.slope)
         power = self.model.power
         return self.around(_root(aggregation_s / (slope * power), power + 1) if slope > 0 else math.inf)
 
     def aggregation_cap_candidates(self, limit_s: float, round_s: float) -> FloatArray:
-        """Around the peak of I·(limit·P(I) − A)."""
+        """Return intervals around the peak of I·(limit·P(I) − A)."""
         spare = max(limit_s * self.model.pace * self.model.budget - round_s, 0.0)
         slope = limit_s * self.model.pace * float(self.slope)
         power = self.model.power
@@ -149,7 +149,7 @@ class PowerRule(IntervalRule):
         self.power = model.powers[np.asarray(deepest) - 1]  # p
 
     def candidates(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
-        """⌊I'⌋ and ⌊I'⌋ + 1, within the allowed range."""
+        """Return ⌊I'⌋ and ⌊I'⌋ + 1, within the allowed range."""
         A, B = np.asarray(round_s, dtype=np.float64), np.asarray(aggregation_s, dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             turning = B / A * ((1 - self.power) / self.power)
@@ -157,14 +157,14 @@ class PowerRule(IntervalRule):
         return np.clip(np.stack((down, down + 1)), self.shortest, self.longest)
 
     def round_cap_candidates(self, limit_s: float, aggregation_s: float) -> FloatArray:
-        """Around the peak of limit·I^(−p) − B/I, where I^(1−p) = B/(p·limit)."""
+        """Return intervals around the peak of limit·I^(−p) − B/I, where I^(1−p) = B/(p·limit)."""
         p = float(self.power)
         if p >= 1:
             return self.around(0.0)
         return self.around(_root(aggregation_s / (p * limit_s), 1 - p) if p > 0 else math.inf)
 
     def aggregation_cap_candidates(self, limit_s: float, round_s: float) -> FloatArray:
-        """Around the peak of limit·I^(1−p) − A·I, where I^p = (1 − p)·limit/A."""
+        """Return intervals around the peak of limit·I^(1−p) − A·I, where I^p = (1 − p)·limit/A."""
         p = float(self.power)
         if p >= 1:
             return self.around(0.0)
@@ -172,10 +172,10 @@ class PowerRule(IntervalRule):
 
 
 class EnvelopeRule(IntervalRule):
-    """Any R, with no more than a list of intervals to choose from.
+    """Any R, given as a list of intervals to choose from.
 
-    Θ/A = R(I) + (B/A)·R(I)/I is one line in B/A for each interval. The lowest of them, from B/A = 0 on, are the lines
-    of a lower envelope. Its corners are found once; where B/A lies among them is then a sorted search.
+    Θ/A = R(I) + (B/A)·R(I)/I is one line in B/A for each interval. The lowest lines from B/A = 0 on form a lower
+    envelope. Its corners are computed once; a binary search then finds the place of B/A among them.
     """
 
     def __init__(self, problem: PlanProblem, model: RoundsModel, deepest: int | IntArray) -> None:
@@ -190,7 +190,7 @@ class EnvelopeRule(IntervalRule):
         self.longest = np.reshape(np.array(last, dtype=np.int64), np.shape(deepest))
 
     def candidates(self, round_s: FloatArray, aggregation_s: FloatArray) -> FloatArray:
-        """The interval of the lowest line."""
+        """Return the interval of the lowest line."""
         A, B = np.asarray(round_s, dtype=np.float64), np.asarray(aggregation_s, dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratio = B / A
@@ -210,7 +210,7 @@ class EnvelopeRule(IntervalRule):
 
 
 def _refuse_if_many(choices: int) -> None:
-    """Refuse lists of intervals that would take minutes: no table has so many, but a model of one's own may."""
+    """Raise for lists of intervals that would take minutes: no table has so many, but a custom model may."""
     if choices > MOST_LINES:
         raise SolverError(
             f"the rounds model gives {choices:,} intervals to choose from, and has no closed form to choose by: "
@@ -221,15 +221,15 @@ def _refuse_if_many(choices: int) -> None:
 def _envelope(intervals: FloatArray, rounds: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the intervals whose lines R + x·R/I are the lowest for some x ≥ 0, and the x where one follows another.
 
-    Lines come in the order of their height at x = 0, which is that of I, because R does not fall with I. So a line is
-    of use only if it is flatter than all before it, and only from where it meets the one before it on.
+    Lines are sorted by their height at x = 0, which is the order of I, because R does not fall with I. So a line can be
+    the lowest only if it is flatter than all lines before it, and only from its intersection with the previous one on.
     """
     slopes = rounds / intervals
     flatter = np.append(True, slopes[1:] < np.minimum.accumulate(slopes)[:-1])
     lines = np.flatnonzero(flatter)
     corners = np.diff(rounds[lines]) / -np.diff(slopes[lines])
     if (np.diff(corners, prepend=0.0) > 0).all():
-        return intervals[lines], corners  # each line is the lowest after the one before it, as of a smooth R
+        return intervals[lines], corners  # every line is the lowest somewhere, as for a smooth R
     kept: list[int] = []
     starts: list[float] = []  # the x from which on each kept line is the lowest
     for line in lines:
@@ -247,7 +247,7 @@ def _envelope(intervals: FloatArray, rounds: FloatArray) -> tuple[FloatArray, Fl
 
 
 def _root(value: float, degree: float) -> float:
-    """value^(1/degree), infinite where that is too large for a float."""
+    """Return value^(1/degree), infinite if that is too large for a float."""
     with np.errstate(over="ignore"):
         return float(np.float64(value) ** (1 / degree))
 
@@ -264,6 +264,6 @@ def interval_rule(problem: PlanProblem, deepest: int | IntArray) -> IntervalRule
 
 
 def best_interval(problem: PlanProblem, cuts: IntArray) -> int:
-    """I* for these cuts, by Theorem 2 or what stands in its place; 1 where no longer interval makes progress."""
+    """Return I* for these cuts, by the rule for the rounds model; 1 if no longer interval makes progress."""
     rule = interval_rule(problem, int(np.max(cuts)))
     return int(rule.best(problem.round_s(cuts), problem.aggregation_s(cuts)))

@@ -6,10 +6,10 @@ Variables: μ_{i,j} ∈ {0, 1} for every device and allowed cut, and T₁ … T�
 
 subject to C3 (one cut per device) and R1 … R8 (the maxima). T₁ is the progress of a round that is lost because L_c is
 above 1, 1/R(I, 1) − 1/R(I, L_c): a maximum over devices, because R does not fall with L_c. With the paper's bound
-that is γI²·4β²γ²(G̃²(L_c) − G̃²(1))/2ϑ, the paper's T₁ but for constants. The constant −λ/R(I, 1) changes no choice and
+that is γI²·4β²γ²(G̃²(L_c) − G̃²(1))/2ϑ, the paper's T₁ up to constants. The constant −λ/R(I, 1) changes no choice and
 is left out.
 HiGHS works with absolute tolerances, so T₁ and T₂ are given in units of their largest value, the other T in units of
-the seconds that a known plan takes, and the objective is divided by that plan's own.
+the seconds that a known plan takes, and the objective is divided by the same seconds.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class CutProgram:
         return MilpAnswer(cuts, finished=answer.status == OPTIMAL)
 
     def _objective(self, price: float, seconds: float) -> FloatArray:
-        """Coefficients of (Q − λP) / seconds, without its constant."""
+        """Return the coefficients of (Q − λP) / seconds, without its constant."""
         problem = self.problem
         turn_s = problem.batch_size * latency.remaining_flops(problem.costs) / problem.fleet.server.flops
         times = np.zeros(6)
@@ -79,7 +79,7 @@ class CutProgram:
         return np.concatenate((turn_s[self.cut_index] / seconds, times))
 
     def _constraints(self, seconds: float) -> tuple[scipy.sparse.csr_array, FloatArray, FloatArray]:
-        """C3 and R1 … R8, in this order, with lower and upper limits of every row."""
+        """Return C3 and R1 … R8, in this order, with lower and upper limits of every row."""
         problem, costs, fleet = self.problem, self.problem.costs, self.problem.fleet
         every_cut = np.arange(1, problem.layers + 1)[:, None]
         bits = costs.client_model_bits[every_cut - 1] / self.bits_scale
@@ -103,7 +103,7 @@ class CutProgram:
         return matrix, lower, np.concatenate((np.ones(problem.devices), at_most_zero))
 
     def _rows(self, values: FloatArray, maximum: int | None) -> scipy.sparse.coo_array:
-        """One row per device: Σ_j μ_{i,j} values_{j,i} [− T_maximum]."""
+        """Return one row per device: Σ_j μ_{i,j} values_{j,i} [− T_maximum]."""
         devices = self.problem.devices
         chosen = np.broadcast_to(values, (self.problem.layers, devices))[self.cut_index, self.device]
         rows, columns = self.device, np.arange(self.choices)
@@ -114,7 +114,7 @@ class CutProgram:
         return scipy.sparse.coo_array((chosen, (rows, columns)), shape=(devices, self.choices + 6))
 
     def _server_row(self, seconds_per_unit: float, maximum: int) -> scipy.sparse.coo_array:
-        """R6 or R8: (N T₂ − Σ μ δ) / r − T_maximum."""
+        """Return R6 or R8: (N T₂ − Σ μ δ) / r − T_maximum."""
         bits = self.problem.costs.client_model_bits[self.cut_index] / self.bits_scale
         tail = np.zeros(6)
         tail[T2] = self.problem.devices * seconds_per_unit
@@ -122,7 +122,7 @@ class CutProgram:
         return scipy.sparse.coo_array(np.concatenate((-bits * seconds_per_unit, tail))[None])
 
     def _cuts(self, solution: FloatArray) -> IntArray:
-        """Each device's cut with the largest μ."""
+        """Return each device's cut with the largest μ."""
         share = np.zeros((self.problem.layers, self.problem.devices))
         share[self.cut_index, self.device] = solution[: self.choices]
         return share.argmax(axis=0) + 1

@@ -1,4 +1,4 @@
-"""What is to be planned (`PlanProblem`) and what a plan says for itself (`Plan`)."""
+"""The planning problem (`PlanProblem`), and a plan with its evidence (`Plan`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def total_s(
 ) -> FloatArray:
     """Θ = R · (A + B/I): rounds needed, times the seconds of a round and its share of an aggregation."""
     with np.errstate(invalid="ignore"):
-        # Infinitely many rounds take for ever, even if they cost nothing: the smaller of NaN and infinity is infinity.
+        # Infinitely many rounds take infinite time, even if a round takes none: fmin turns NaN (∞ · 0) into infinity.
         return np.fmin(rounds * (round_s + aggregation_s / interval), np.inf)
 
 
@@ -90,7 +90,7 @@ class PlanProblem:
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """Which device may take which cut, by memory, `allowed_cuts` and `cuts`: shape (L, N)."""
+        """Whether each device may take each cut, by memory, `allowed_cuts` and `cuts`: shape (L, N)."""
         every_cut = np.arange(1, self.layers + 1)[:, None]
         allowed = np.ones((self.layers, self.devices), dtype=bool)
         if self.allowed_cuts is not None:
@@ -110,16 +110,16 @@ class PlanProblem:
         return latency.aggregation_s(self.costs, self.fleet, cuts)
 
     def time_to_target_s(self, interval: int, cuts: IntArray) -> FloatArray:
-        """Θ(I, μ), the seconds until the target is reached; with powers and tables, those of one unit of R.
+        """Return Θ(I, μ), the seconds until the target is reached; with powers and tables, those of one unit of R.
 
         Paper: Θ charges the drift at I = 1 too. Here: it does not. Because: Theorem 1, from which Θ is derived, carries
-        the indicator 1{I>1}, and averaging after every round leaves nothing that could drift.
+        the indicator 1{I>1}, and with averaging after every round the copies cannot drift.
         """
         rounds = self.convergence.rounds(interval, np.max(cuts, axis=-1))
         return total_s(rounds, interval, self.round_s(cuts), self.aggregation_s(cuts))
 
     def check_feasible(self) -> None:
-        """Raise `InfeasiblePlan` if no plan reaches the target, naming the limit in the way."""
+        """Raise `InfeasiblePlan` if no plan reaches the target; the message names the limit."""
         self.convergence.check_feasible()
         stuck = np.flatnonzero(~self.allowed.any(axis=0))
         if stuck.size:
@@ -133,7 +133,7 @@ class PlanProblem:
         return None if limits is None or np.isinf(limits).all() else limits
 
     def _why_stuck(self, index: int, count: int) -> str:
-        """Say why the device at `index` has no cut left."""
+        """Explain why the device at `index` has no allowed cut."""
         name = self.fleet.name(index)
         others = f" ({count - 1} more devices are in the same place)" if count > 1 else ""
         memory = self.costs.memory_bytes
@@ -158,14 +158,14 @@ class Plan:
         cuts: every device's cut, 1-based.
         predicted_time_s: Θ(I, μ), the seconds until the target is reached; with powers and tables, of one unit of R.
         lower_bound_s: no plan is faster than this; equal to `predicted_time_s` up to rounding where status is optimal.
-        status: whether that is proven.
+        status: whether the plan is proven to be optimal.
         rounds: R, the rounds needed.
         rounds_model: the form of the model that R comes from: bound, powers or table.
         relative_rounds: R(I, L_c) / R(1, L_c), how many times as many rounds as with I = 1 and the same cuts.
         phases: one round's a1 to a5 and one aggregation's b1 to b3, each with its bottleneck.
-        solver: who found it.
-        solve_s: how long that took.
-        nodes: how many steps it took: boxes bounded (exact), MILPs solved (bcd), plans tried (exhaustive).
+        solver: the solver that found the plan.
+        solve_s: how long the solver took.
+        nodes: how many steps the solver took: boxes bounded (exact), MILPs solved (bcd), plans tried (exhaustive).
     """
 
     interval: int
@@ -188,21 +188,21 @@ class Plan:
 
     @property
     def drift_share(self) -> float:
-        """The part of each round's progress that is lost against I = 1; with the bound that is D/c."""
+        """The share of each round's progress that is lost compared with I = 1; D/c for the bound."""
         return 1 - 1 / self.relative_rounds
 
     @property
     def gap(self) -> float:
-        """How much slower than the optimum this plan can be at most, as a fraction."""
+        """Upper bound on how much slower than the optimum this plan is, as a fraction."""
         return time_ratio(self.predicted_time_s, self.lower_bound_s) - 1
 
     def total_s(self, phase: PhaseTime) -> float:
-        """Seconds that a phase takes over the whole training."""
+        """Return the seconds that a phase takes over the whole training."""
         return phase.seconds * (self.rounds if phase.every_round else self.rounds / self.interval)
 
 
 def time_ratio(time_s: float, reference_s: float) -> float:
-    """How many times as long as the reference a time is; 1 where both are nothing."""
+    """Return the ratio of a time to the reference; 1 if both are zero."""
     if time_s == reference_s:
         return 1.0
     return time_s / reference_s if reference_s > 0 else float("inf")
@@ -219,7 +219,7 @@ def explained(
     solve_s: float,
     nodes: int,
 ) -> Plan:
-    """Return the plan with its evidence, all recomputed from the formulas, whatever the solver believed."""
+    """Return the plan with its evidence, recomputed from the formulas instead of taken from the solver."""
     time_s = float(problem.time_to_target_s(interval, cuts))
     model, deepest = problem.convergence, int(cuts.max())
     rounds = float(model.rounds(interval, deepest))

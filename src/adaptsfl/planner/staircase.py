@@ -1,8 +1,8 @@
 """Sums over devices of "the weight of the deepest cut that fits", at every point of a grid of thresholds.
 
 As the two thresholds of a grid grow, one device's deepest cut climbs a two-dimensional staircase. A staircase is the
-double cumulative sum of a few spikes at its corners, so all devices' spikes are added into one grid and summed up once,
-whatever the number of devices.
+double cumulative sum of a few spikes at its corners, so the spikes of all devices are added into one grid, and one
+cumulative sum serves any number of devices.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ class Climb:
 def grid_sums(climbs: Iterable[Climb], base: IntArray, weights: FloatArray, shape: tuple[int, int]) -> GridSums:
     """Add up, over devices, the weights of the deepest cut available at each grid point.
 
-    `climbs` are those of all devices; cut `base[i]` is available everywhere (0: no cut is). `weights[k, j]` is weight k
+    `climbs` has those of all devices; cut `base[i]` is available everywhere (0: no cut). `weights[k, j]` is weight k
     of cut j, zero for j = 0.
     """
     counted = bool((base == 0).any())  # otherwise every device has a cut everywhere
@@ -54,7 +54,7 @@ def grid_sums(climbs: Iterable[Climb], base: IntArray, weights: FloatArray, shap
 
 
 def own_sums(climbs: Iterable[Climb], base: IntArray, weights: FloatArray, shape: tuple[int, int]) -> FloatArray:
-    """Add up the weights `weights[j, i]` that cut j has with device i, j = 0 being no cut: shape (rows, columns)."""
+    """Like `grid_sums`, with weights `weights[j, i]` of cut j on device i (j = 0: no cut): shape (rows, columns)."""
     spikes = np.zeros(shape[0] * (shape[1] + 1))
     for climb in climbs:
         gain = weights[climb.after, climb.device] - weights[climb.before, climb.device]
@@ -90,7 +90,7 @@ def climbs(rows: IntArray, columns: IntArray, useful: BoolArray, base: IntArray,
     held a shallower one, each reaching from its own column to that of the next slot.
     """
     number = useful.sum(axis=0)
-    devices = np.argsort(-number, kind="stable")  # most useful cuts first: later steps concern the first devices only
+    devices = np.argsort(-number, kind="stable")  # most useful cuts first: later steps need the first devices only
     number, most = number[devices], int(number.max())
     x = np.where(useful, rows, np.iinfo(np.int64).max)[:, devices]
     y = np.where(useful, columns, never)[:, devices]
@@ -103,7 +103,7 @@ def climbs(rows: IntArray, columns: IntArray, useful: BoolArray, base: IntArray,
     slots = np.arange(most)[:, None]
     deepest = np.broadcast_to(base[devices], (most, devices.size)).copy()
     for step in range(most):
-        still = int(np.searchsorted(-number, -step))  # that many devices have more than `step` useful cuts
+        still = int(np.searchsorted(-number, -step))  # number of devices with more than `step` useful cuts
         cut_index = by_row[step, :still]
         first_slot = slot_of[cut_index, np.arange(still)]
         before = deepest[:, :still]

@@ -20,7 +20,7 @@ FACTORS = (0.5, 2.0)
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What happens if all of one resource is multiplied by `factor`: with the plan kept, and with the new optimum."""
+    """The effect of multiplying one resource by `factor`: the time with the plan kept, and the new optimum."""
 
     resource: str
     factor: float
@@ -30,10 +30,10 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class OtherRounds:
-    """What happens if longer intervals cost `factor` times as much as the rounds model says (`RoundsModel.scaled`).
+    """The effect if longer intervals cost `factor` times as much as the rounds model says (`RoundsModel.scaled`).
 
     Attributes:
-        kept_time_s: with the plan kept; infinite if it then makes no progress.
+        kept_time_s: the time with the plan kept; infinite if it then makes no progress.
         best: the new optimum; None if there is no plan at all.
     """
 
@@ -44,7 +44,7 @@ class OtherRounds:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another plan, and how many times as long as the given one it takes."""
+    """Another plan, and the ratio of its time to that of the given plan."""
 
     title: str
     interval: int
@@ -60,7 +60,7 @@ def sensitivity(problem: PlanProblem, plan: Plan, time_limit_s: float = float("i
             try:
                 other = replace(problem, fleet=problem.fleet.scaled(factor, *names))
             except InvalidInput:
-                continue  # at the edge of what numbers may be; the plan itself stands
+                continue  # the scaled value is out of range; the plan itself is valid
             kept_s = float(other.time_to_target_s(plan.interval, plan.cuts))
             rows.append(Sensitivity(resource, factor, kept_s, exact.solve(other, time_limit_s=time_limit_s)))
     return rows
@@ -73,7 +73,7 @@ def other_rounds(problem: PlanProblem, plan: Plan, time_limit_s: float = float("
         try:
             other = replace(problem, convergence=problem.convergence.scaled(factor))
         except InvalidInput:
-            continue  # at the edge of what numbers may be
+            continue  # the scaled value is out of range
         kept_s = float(other.time_to_target_s(plan.interval, plan.cuts))
         try:
             best = exact.solve(other, time_limit_s=time_limit_s)
@@ -84,7 +84,7 @@ def other_rounds(problem: PlanProblem, plan: Plan, time_limit_s: float = float("
 
 
 def alternatives(problem: PlanProblem, plan: Plan) -> list[Alternative]:
-    """Return plans near the given one: one cut for all devices, and the same cuts with a slightly other interval."""
+    """Return plans near the given one: one cut for all devices, and the same cuts with slightly other intervals."""
     rows = []
     choices = problem.convergence.choices(plan.deepest, *problem.intervals)
     own = bisect.bisect_left(choices, plan.interval)

@@ -1,4 +1,4 @@
-"""The model zoo: networks to plan, profile and train with, each in a width that fits the machine."""
+"""The model zoo: networks to plan, profile and train with, each with an adjustable width."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["ZOO", "ZooModel", "gpt", "resnet18", "vgg11", "vgg16", "vgg_digits",
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A network of the zoo: how to make it, and an input (one sample) that fits the options it was made with."""
+    """A network of the zoo: its factory, and a function from the factory's options to an example input (one sample)."""
 
     factory: Callable[..., nn.Module]
     example: Callable[[dict[str, Any]], Tensor]

@@ -1,4 +1,4 @@
-"""What the zoo's networks have in common: widths, normalisation, attention blocks."""
+"""Shared parts of the zoo's networks: widths, normalisation, attention blocks."""
 
 from typing import Literal, get_args
 
@@ -9,7 +9,7 @@ from adaptsfl import checks
 from adaptsfl.errors import InvalidInput
 
 Norm = Literal["none", "batch", "group"]
-CHANNEL_STEP = 8  # channels are multiples of it, so that group-norm's eight groups and the heads divide them
+CHANNEL_STEP = 8  # channels are multiples of 8, so that group-norm's groups and the heads divide them
 HEADS = 4
 
 
@@ -20,7 +20,7 @@ def scaled(channels: int, width: float) -> int:
 
 
 def share(field: str, value: float) -> float:
-    """Return `value` as a share that is dropped: from 0 to below 1."""
+    """Return `value` as a dropout probability: from 0 to below 1."""
     number = checks.number(field, value)
     if number >= 1:
         raise InvalidInput(field, f"is {number:g}", "Give a number from 0 to below 1")
@@ -44,10 +44,10 @@ def normalisation(norm: Norm, channels: int) -> list[nn.Module]:
 
 
 def convolution(channels: int, outputs: int, norm: Norm, *, kernel: int = 3, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution that keeps the map's size (over the stride), and its normalisation.
+    """Return a convolution that keeps the map's size (divided by the stride), and its normalisation.
 
-    He initialisation keeps the signal's size through many layers, which plain VGG-16 needs to train at all. With
-    normalisation the bias would be subtracted again, so there is none.
+    He initialisation keeps the signal's variance through many layers; without it plain VGG-16 does not train. With
+    normalisation there is no bias, because the normalisation would subtract it.
     """
     conv = nn.Conv2d(channels, outputs, kernel, stride, padding=kernel // 2, bias=norm == "none")
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")

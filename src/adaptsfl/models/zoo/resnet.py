@@ -13,7 +13,7 @@ STAGES = (64, 128, 256, 512)
 class Residual(nn.Module):
     """Two 3×3 convolutions around a shortcut.
 
-    Inside it two tensors are alive, the branch and the shortcut, so a cut can only lie at its end.
+    Two tensors cross its inside, the branch and the shortcut, so a cut can only lie at its end.
     """
 
     def __init__(self, channels: int, outputs: int, stride: int, norm: Norm) -> None:
@@ -23,7 +23,7 @@ class Residual(nn.Module):
         if norm == "none":
             nn.init.zeros_(
                 second[0].get_parameter("weight")
-            )  # blocks begin as identities: else the sums grow with depth
+            )  # blocks start as identities: else the sums grow with depth
         self.branch = nn.Sequential(*first, nn.ReLU(), *second)
         changes = stride != 1 or channels != outputs
         shortcut = convolution(channels, outputs, norm, kernel=1, stride=stride) if changes else []

@@ -1,4 +1,4 @@
-"""VGG: plain stacks of 3×3 convolutions, each stage ending in a pooling, then fully connected layers."""
+"""VGG: plain stacks of 3×3 convolutions, pooling at the end of each stage, then fully connected layers."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A small vision transformer: patches as tokens, pre-norm blocks, the mean token classified."""
+"""A small vision transformer: patches as tokens, pre-norm blocks, a classifier on the mean token."""
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ def vit(
     patch: int = 4,
     dropout: float = 0.1,
 ) -> VisionTransformer:
-    """Small vision transformer: 128 wide, 6 blocks, 4×4 patches. L = 2 + 2 per block, as its halves can be cut."""
+    """Small vision transformer: 128 wide, 6 blocks, 4×4 patches. L = 2 + 2 per block: a cut can lie inside a block."""
     return VisionTransformer(
         classes=checks.whole_number("classes", classes),
         dim=scaled(128, width),
