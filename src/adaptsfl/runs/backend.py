@@ -1,4 +1,4 @@
-"""The seam between the loop of a run and the place where it trains: a simulated fleet, or a real one."""
+"""The interface between the loop of a run and its backend: a simulated fleet, or a real one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Present = tuple[tuple[int, ...], ...]  # the devices in every round of a block
 
 @dataclass(frozen=True)
 class Scene:
-    """Who could begin a block, and what is known of them.
+    """The devices that can begin a block, and what is known about them.
 
     Attributes:
         members: the devices, as indices of the whole fleet from 0 on.
@@ -38,7 +38,7 @@ class Order:
     Attributes:
         rounds: how many.
         first_round: the number of the first of them, from 1 on.
-        present: the devices that take part, round by round, where that is known before; None for all of the scene.
+        present: the devices that take part, round by round, if known in advance; None for all devices of the scene.
         measure: whether to measure the paper's constants at the start of the last round, when copies differ most.
         final: whether the run ends with the last round, so that the model is evaluated after it in any case.
     """
@@ -58,13 +58,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Learned:
-    """What is known of learning after some rounds.
+    """The training results of some rounds.
 
     Attributes:
         losses: the mean training loss of every round.
         evaluations: (round, accuracy, loss) on the test samples.
         divergence: ‖w_i − w̄‖/‖w̄‖ of every client-specific layer before it was last averaged.
-        constants: the paper's, where they were measured.
+        constants: the paper's constants, if they were measured.
     """
 
     losses: tuple[float, ...]
@@ -75,13 +75,13 @@ class Learned:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the rounds of an order gave, and where their time went. Fields not named here are those of `Block`.
+    """The results of the rounds of an order, and their times. Fields not named here are those of `Block`.
 
     Attributes:
-        evaluations: as the record has them; in a deployment, of the model with which the block began.
-        estimates: what the backend itself has to say for the record.
+        evaluations: as in the record; in a deployment, of the model with which the block began.
+        estimates: entries that the backend adds to the record's `estimates`.
         reestimated: whether batch-norm's statistics were re-estimated for every evaluation.
-        restart: what a restarted process needs to tell the scene from the block; None where runs are replayed.
+        restart: what a restarted process needs to rebuild the scene of the block; None where runs are replayed.
     """
 
     learned: Learned
@@ -104,9 +104,9 @@ class Backend(Protocol):
     Attributes:
         recipe: with its [run], and with every seed in it final.
         devices: N.
-        limits: what may be chosen.
+        limits: which intervals and cuts may be chosen.
         measures: whether it can measure what an order asks for.
-        planning_limit_s: how long the others wait for a policy; None where virtual time stands still meanwhile.
+        planning_limit_s: how long to wait for a policy's decision; None if virtual time stands still meanwhile.
     """
 
     recipe: Recipe
@@ -126,11 +126,11 @@ class Backend(Protocol):
         ...
 
     def observe(self, round_: int) -> Scene:
-        """Return who could begin a block with round 1, 2, …; wait until they are enough."""
+        """Return the devices that can begin a block with round 1, 2, …; wait until there are enough."""
         ...
 
     def check(self, decision: Decision) -> None:
-        """Refuse a decision that cannot be carried out here."""
+        """Refuse a decision that this backend cannot carry out."""
         ...
 
     def block_rounds(self, decision: Decision) -> int:

@@ -1,4 +1,4 @@
-"""What a run believes about convergence and about its fleet, from what it has seen on the way."""
+"""A run's beliefs: estimates of convergence and of its fleet, updated while it trains."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,13 +23,13 @@ from adaptsfl.policies import Trust
 from adaptsfl.runs.record import Block
 from adaptsfl.training.estimate import ConstantsSample, MovingConstants
 
-# Rates are averaged over about this many rounds: long enough to see through noise, short enough to follow changes.
+# Rates are averaged over about this many rounds: long enough to average out noise, short enough to follow changes.
 MEMORY_ROUNDS = 20
 # Where the paper's bound leaves no budget at all, this part of ε is left, so that I = 1 is planned.
 LEAST_BUDGET = 1e-3
-# The interval while the paper's constants are not measured yet: copies have to differ for that.
+# The longest interval before the paper's constants are measured: copies have to differ for that.
 UNMEASURED_INTERVAL = 5
-LOW, HIGH = 0.1, 0.9  # the range that is shown for an estimate: eight times of ten it is within
+LOW, HIGH = 0.1, 0.9  # quantiles: the range that is shown for an estimate covers 80 %
 
 
 class Beliefs(Protocol):
@@ -42,7 +42,7 @@ class Beliefs(Protocol):
     needs_constants: bool
 
     def model(self, devices: int) -> RoundsModel:
-        """Return what to plan with."""
+        """Return the convergence model for the planner."""
         ...
 
     def trust(self) -> Trust:
@@ -50,15 +50,15 @@ class Beliefs(Protocol):
         ...
 
     def learn(self, block: Block) -> None:
-        """Take in a block that was trained, now or before a restart."""
+        """Update the beliefs with a block that was trained, now or before a restart."""
         ...
 
     def measured(self, sample: ConstantsSample) -> None:
-        """Take in measured constants."""
+        """Update the beliefs with measured constants."""
         ...
 
     def data(self, decision: Decision) -> Mapping[str, Any]:
-        """Return what is believed, above all of the rounds that a decision needs, for the record."""
+        """Return the beliefs for the record, above all the rounds that a decision needs."""
         ...
 
 
@@ -66,7 +66,7 @@ class Calibrated:
     """The default: how rounds grow with the interval, estimated from training losses.
 
     Args:
-        given: what a recipe gives to begin with.
+        given: the recipe's growth, the first estimate; None for the default.
     """
 
     needs_constants = False
@@ -82,7 +82,7 @@ class Calibrated:
         return self.estimate.model
 
     def trust(self) -> Trust:
-        """Return the rules that keep a guess from doing harm: docs/calibration.md says why each of them is there."""
+        """Return limits that keep a wrong estimate from doing harm; docs/calibration.md explains each of them."""
         known = self.settings
         due = self.estimator.long_blocks < known.probes
         return Trust(
@@ -97,17 +97,17 @@ class Calibrated:
         )
 
     def learn(self, block: Block) -> None:
-        """Take in a block's losses. Where layers have intervals of their own, they are not averaged together."""
+        """Update the estimate with a block's losses. Layers with their own intervals are not averaged together."""
         interval = None if block.layer_intervals else block.interval
         if block.losses:
             self.estimator.learn(block.losses, interval, block.deepest)
-        else:  # of a record that is older than losses in records
+        else:  # an older record, without losses
             self.estimator.skip(block.rounds)
         self.estimate = self.estimator.estimate()
         self.rounds = block.last_round
 
     def measured(self, sample: ConstantsSample) -> None:
-        """Ignore constants: nothing here rests on them."""
+        """Ignore constants: this mode does not use them."""
 
     def data(self, decision: Decision) -> Mapping[str, Any]:
         """Return κ, c of every L_c, and the rounds that the decision needs relative to I = 1, with their range."""
@@ -128,13 +128,13 @@ class Calibrated:
 
 
 class Given:
-    """A recipe's [convergence], believed as it is."""
+    """A recipe's [convergence], used unchanged."""
 
     needs_constants = False
 
     def __init__(self, recipe: Recipe, layers: int) -> None:
         self.recipe, self.layers = recipe, layers
-        self.model(recipe.fleet.devices or 1)  # what is wrong with it is said before anybody trains
+        self.model(recipe.fleet.devices or 1)  # raises its errors before training starts
 
     def model(self, devices: int) -> RoundsModel:
         """Return the model that the section describes."""
@@ -153,7 +153,7 @@ class Given:
         """Learn nothing."""
 
     def data(self, decision: Decision) -> Mapping[str, Any]:
-        """Return nothing: the recipe says it."""
+        """Return nothing: the recipe contains the model."""
         return {}
 
 
@@ -172,7 +172,7 @@ class PaperBound:
         self._before = RoundsEstimator(layers, adapt.calibration).estimate().model
 
     def model(self, devices: int) -> RoundsModel:
-        """Return the bound; before anything is measured, what the default mode begins with."""
+        """Return the bound; before anything is measured, the model with which the default mode begins."""
         constants = self.moving.constants(initial_gap=self.gap, target=self.target)
         if constants is None:
             return self._before
@@ -183,18 +183,18 @@ class PaperBound:
         )
 
     def trust(self) -> Trust:
-        """Return no limits once constants are measured: the bound is believed."""
+        """Return no limits once constants are measured: the bound is used unchanged."""
         if self.moving.constants(initial_gap=self.gap, target=self.target) is not None:
             return Trust()
         return Trust(longest_interval=UNMEASURED_INTERVAL, longest_averaging=UNMEASURED_INTERVAL)
 
     def learn(self, block: Block) -> None:
-        """Take in the first loss, which is ϑ, as f* = 0 for cross-entropy."""
+        """Take the first loss as ϑ, because f* = 0 for cross-entropy."""
         if block.first_round == 1 and block.losses:
             self.gap = max(block.losses[0], checks.SMALLEST)
 
     def measured(self, sample: ConstantsSample) -> None:
-        """Take in measured constants."""
+        """Update the beliefs with measured constants."""
         self.moving = self.moving.with_sample(sample)
 
     def data(self, decision: Decision) -> Mapping[str, Any]:
@@ -214,9 +214,9 @@ class PaperBound:
 
 
 def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int) -> Beliefs:
-    """Return the beliefs with which a run begins, wherever it trains.
+    """Return the beliefs with which a run begins, in simulation and deployment.
 
-    A recipe's [convergence] is believed, but for a growth: that is what the default mode begins with.
+    A recipe's [convergence] is used unchanged, except a growth in the default mode: it is the first estimate.
     """
     if recipe.convergence is not None:
         given = Given(recipe, layers)
@@ -228,7 +228,7 @@ def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int) -> Beliefs:
 
 
 class MovingFleet:
-    """Measured rates, averaged over the last rounds as times are: the mean of 1/rate, because seconds are what counts.
+    """Moving averages of measured rates: the mean of 1/rate over the last rounds, because times are proportional to it.
 
     Paper: plans follow the resources of the moment. Here: their moving average. Because: where rates are drawn anew
     every round, those of the moment say little about the rounds to come, and errors of measurement average out.
@@ -239,7 +239,7 @@ class MovingFleet:
         self._rounds = 0
 
     def observe(self, fleet: Fleet) -> Fleet:
-        """Take in one round's measurement; return the averages."""
+        """Add one round's measurement; return the averages."""
         self._rounds = min(self._rounds + 1, MEMORY_ROUNDS)
         for name in RATES:
             now = 1 / getattr(fleet, name)

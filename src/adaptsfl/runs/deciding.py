@@ -15,7 +15,7 @@ from adaptsfl.policies import Observation, Policy
 
 
 def decided(policy: Policy, seen: Observation) -> Decision:
-    """Return what a policy decides; an error in a policy of the user's own names the line of their code."""
+    """Return a policy's decision; an error in a user's own policy names the line of their code."""
     try:
         decision = policy.decide(seen)
     except AdaptSFLError:
@@ -36,11 +36,11 @@ class Decider:
     """Asks a policy, one question at a time.
 
     Args:
-        limit_s: how long to wait for an answer, in one call or several; None waits for as long as it takes, in the
-            thread that asks.
+        limit_s: how long to wait for an answer, in one call or several; None waits without a limit, and the
+            policy runs in the calling thread.
 
     Attributes:
-        asked: how many questions there were.
+        asked: how often the policy was asked.
     """
 
     def __init__(self, policy: Policy, limit_s: float | None) -> None:
@@ -52,10 +52,10 @@ class Decider:
         self._asked_at = 0.0
 
     def decide(self, seen: Observation, *, wait: bool) -> Decision | None:
-        """Return a decision; None if it takes longer than the limit, unless `wait` says that it is needed.
+        """Return a decision; None if it takes longer than the limit, unless `wait` is set.
 
-        An answer that came too late counts in the next call, if that is about the same devices. Until it has come, the
-        policy is not asked again, and the run does not wait for it.
+        The next call uses a late answer if it is about the same devices. Until the answer arrives, the policy is not
+        asked again, and the run does not wait for it.
         """
         if self._pending is None:
             self._ask(seen)
@@ -67,29 +67,29 @@ class Decider:
                 return None
         answer = pending.result()
         self._pending = None
-        if self._pending_for != _devices(seen):  # it was about others
+        if self._pending_for != _devices(seen):  # the answer is about other devices
             return self.decide(seen, wait=wait)
         return answer
 
     @property
     def pending(self) -> bool:
-        """Whether an answer is still to come, or to be taken."""
+        """Whether an answer has not arrived yet, or was not used yet."""
         return self._pending is not None
 
     def ask_again(self, seen: Observation) -> None:
-        """Ask what was asked before a restart; the answer is kept until `decide` takes it."""
+        """Repeat a question from before a restart; the answer is stored until `decide` uses it."""
         self.asked += 1
         self._pending, self._pending_for = Future(), _devices(seen)
         self._pending.set_result(decided(self.policy, seen))
 
     def drop_answer(self) -> None:
-        """Drop the answer that is kept: it was taken before the restart."""
+        """Drop the stored answer: it was used before the restart."""
         self._pending = None
 
     def interrupt(self) -> None:
         """End the wait for an answer, from another thread."""
         if self._pending is not None:
-            with suppress(futures.InvalidStateError):  # it has just come
+            with suppress(futures.InvalidStateError):  # the answer has just arrived
                 self._pending.set_exception(futures.CancelledError())
 
     def _ask(self, seen: Observation) -> None:

@@ -8,7 +8,7 @@ CONVERGED_RISE, CONVERGED_OVER = 2e-4, 5
 
 
 def rounds_planned(run: RunConfig, batch_size: int) -> int | None:
-    """Return after how many rounds a run ends at the latest; None if rounds do not end it."""
+    """Return the largest number of rounds of a run; None if it is not limited."""
     limits = [] if run.rounds is None else [run.rounds]
     if run.samples is not None:
         limits.append(-(-run.samples // batch_size))
@@ -23,16 +23,16 @@ class Ending:
         self._accuracies: list[float] = []
 
     def rounds_left(self, rounds: int) -> int | None:
-        """Return how many rounds are left after so many; None if rounds do not end the run."""
+        """Return how many rounds are left after `rounds`; None if their number is not limited."""
         planned = rounds_planned(self.run, self.batch_size)
         return None if planned is None else planned - rounds
 
     def is_target(self, accuracy: float) -> bool:
-        """Whether a run is to go no further than this."""
+        """Whether an accuracy reaches the target that ends the run."""
         return self.run.target_accuracy is not None and accuracy >= self.run.target_accuracy
 
     def after(self, block: Block) -> str:
-        """Take in a block; return what ends the run: target, rounds, samples, seconds, converged, or nothing."""
+        """Process a block; return what ends the run: target, rounds, samples, seconds, converged, or an empty text."""
         run, accuracies = self.run, [row[2] for row in block.evaluations]
         self._accuracies += accuracies
         if any(self.is_target(accuracy) for accuracy in accuracies):

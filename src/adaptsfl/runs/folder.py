@@ -25,7 +25,7 @@ from adaptsfl.files import replace_file
 from adaptsfl.fleet import Server
 from adaptsfl.runs.record import Block, Whole, block_line, block_of, plain
 
-FORMAT = 1  # another number where run.json or record.jsonl change their meaning
+FORMAT = 1  # increased when the meaning of run.json or record.jsonl changes
 RUN, RECORD = "run.json", "record.jsonl"
 
 
@@ -44,16 +44,16 @@ class Run:
 
     Attributes:
         folder: where it was read from.
-        name: what the experiment is called.
-        policy, title: the policy as recipes and as people write it.
+        name: of the experiment.
+        policy, title: the policy's name in recipes, and its name in reports.
         recipe: the resolved recipe, nested.
         devices, layers: names.
-        targets: accuracies whose times are compared.
+        targets: accuracies for which times are compared.
         status: running, done, stopped or failed.
         ended_by: what ended it: rounds, seconds, target, converged, …; empty while it runs.
         wall_s: seconds of real time that it took.
-        trainer: who trained (see `policies.policy`); in turns there is no round in which all devices work at once.
-        rounds_done: how many rounds it had when it was done, as run.json says; None before, and for older runs.
+        trainer: its name (see `policies.policy`); if devices take turns, there is no round in which all work at once.
+        rounds_done: the rounds of a finished run, from run.json; None before the end, and for older runs.
         fleet: its name, where the experiment has several.
         epoch_rounds: rounds in which the device with the most samples sees all of them once; None for older runs.
         real: whether its seconds are those of a deployment, and not virtual.
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def whole(self) -> bool:
-        """Whether it is done and its record has all of it: a loss of power can take the end of a file."""
+        """Whether it is done and its record is complete: a power failure can truncate a file."""
         return self.status == "done" and bool(self.blocks) and self.rounds_done in (None, self.rounds)
 
     @cached_property
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def bits(self) -> float:
-        """All that was sent, over all links."""
+        """Bits sent over all links."""
         return sum(block.bits for block in self.blocks)
 
     @property
@@ -143,7 +143,7 @@ _READER = pydantic.TypeAdapter(Run)
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Read the runs in `paths`: folders of single runs, and of experiments that hold some; each run once."""
+    """Read the runs in `paths`: folders of single runs, and of experiments with several; each run once."""
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
         found = [path] if (path / RUN).is_file() else _runs_inside(path)
@@ -152,7 +152,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def _runs_inside(path: Path) -> list[Path]:
-    """Return the folders in `path` that hold a run, numbers in their names in order: seed2 before seed10."""
+    """Return the folders in `path` that hold a run, sorted with numbers by value: seed2 before seed10."""
     if not path.is_dir():
         raise InvalidInput("", "is not a folder", "Give the folder of an experiment or of a run", source=str(path))
     found = [folder for folder in path.iterdir() if (folder / RUN).is_file()]
@@ -168,7 +168,7 @@ def _natural(folder: Path) -> list[tuple[str, int]]:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read one run: finished, still running, or broken off."""
+    """Read one run: finished, still running, or interrupted."""
     folder = Path(folder)
     source = folder / RUN
     try:
@@ -204,7 +204,7 @@ def _run(folder: Path, info: Any, blocks: tuple[Block, ...]) -> Run:
 
 
 def _check_cuts(folder: Path, blocks: tuple[Block, ...], devices: int, layers: int) -> None:
-    """A record copied from another run is found here, not by an odd figure later."""
+    """Refuse a record that was copied from another run, before it leads to wrong figures."""
     for line, block in enumerate(blocks, 1):
         source = f"{folder / RECORD}, line {line}"
         if len(block.cuts) != devices:
@@ -217,7 +217,7 @@ _ANOTHER = "Is this another run's record?"
 
 
 def read_blocks(path: Path) -> tuple[Block, ...]:
-    """Read a record. A last line without its end was being written when the run broke off, and does not count."""
+    """Read a record. An incomplete last line, written when the run was interrupted, does not count."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -257,6 +257,6 @@ def write_run(folder: str | Path, info: Mapping[str, Any]) -> None:
 
     def fill(file: Path) -> None:
         file.write_text(text + "\n", encoding="utf-8")
-        file.chmod(0o644)  # else it would be for its owner only
+        file.chmod(0o644)  # otherwise only its owner could read it
 
     replace_file(folder / RUN, fill)

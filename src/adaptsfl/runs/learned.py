@@ -1,4 +1,4 @@
-"""What runs learned about convergence, as the [convergence] of a recipe that another run, or a plan, begins with."""
+"""Exports what runs learned about convergence as the [convergence] of a recipe, for other runs and plans."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from adaptsfl.convergence import GrowthRounds
 from adaptsfl.errors import InvalidInput
 from adaptsfl.runs.folder import Run
 
-DIGITS = 3  # of a factor; estimates are not better than that
+DIGITS = 3  # significant digits of a factor; estimates are not more precise
 
 
 def learned_growth(runs: Sequence[Run]) -> GrowthRounds:
-    """Return the growth of rounds with the interval: the median of what the runs believed last.
+    """Return the growth of rounds with the interval: the median of the runs' last estimates.
 
     Runs that saw no averaging do not count.
     """
@@ -29,7 +29,7 @@ def learned_growth(runs: Sequence[Run]) -> GrowthRounds:
 
 
 def _refuse_several(problem: str, found: set[Any], between: str = " and ") -> None:
-    """Refuse runs that do not agree about one number."""
+    """Refuse runs whose values differ."""
     if len(found) > 1:
         several = between.join(str(one) for one in sorted(found))
         raise InvalidInput("runs", problem.format(several), "Give runs of one model, with the same [adapt.calibration]")

@@ -1,4 +1,4 @@
-"""The loop of a run, wherever it trains: observe, decide, train and charge, record, end; block by block."""
+"""The loop of a run, in simulation and deployment: observe, decide, train and charge, record, end; block by block."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from adaptsfl.runs.recipe import rate_schedule
 from adaptsfl.runs.record import Block
 from adaptsfl.training.estimate import CONSTANTS_COST
 
-POLICY_STREAM = 20  # of randomness, beside those of the fleet and of faults
+POLICY_STREAM = 20  # random stream, different from those of the fleet and of faults
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A decision that still holds: for whom, and for how many more rounds."""
+    """A decision in force: for which devices, and for how many more rounds."""
 
     decision: Decision
     members: tuple[int, ...]
@@ -30,11 +30,11 @@ class Standing:
 
 
 class BlockLoop:
-    """A policy at work. Iterating gives one `Block` after another until the recipe's end is reached.
+    """Executes a policy. Iterating trains and yields one `Block` after another until the run ends.
 
     Attributes:
-        rounds, blocks: done.
-        ended_by: what ended the run: rounds, samples, seconds, target or converged; empty before.
+        rounds, blocks: the numbers done so far.
+        ended_by: what ended the run: rounds, samples, seconds, target or converged; empty until then.
     """
 
     def __init__(self, backend: Backend, policy: Policy) -> None:
@@ -60,9 +60,9 @@ class BlockLoop:
             yield block
 
     def go_on(self, past: Sequence[tuple[Block, Scene]], divergence: Sequence[float]) -> None:
-        """Go on after blocks that were recorded before a restart; `divergence` is that of the last averaging.
+        """Continue after blocks that were recorded before a restart; `divergence` is that of the last averaging.
 
-        The policy is asked again, with what it saw then, so that it remembers what it would without the restart.
+        The policy decides again on the same observations, so that its state is the same as without the restart.
         """
         for block, scene in past:
             kept = block.restart
@@ -77,7 +77,7 @@ class BlockLoop:
         self._divergence = tuple(divergence)
 
     def evaluated_last(self, accuracy: float) -> None:
-        """Take in an evaluation that came after the last block: it may have reached the target."""
+        """Process an evaluation made after the last block: it may have reached the target."""
         if self.ending.is_target(accuracy):
             self.ended_by = "target"
 
@@ -106,7 +106,7 @@ class BlockLoop:
         return self._record(order, scene, trained, estimates, restart)
 
     def _decision(self, scene: Scene) -> Standing:
-        """Return the decision that holds now: the last one for as long as it says, then the policy's next."""
+        """Return the last decision while rounds of it are left for the same devices, else the policy's next."""
         last = self._standing
         if last is not None and last.left > 0 and last.members == scene.members:
             return last
@@ -183,7 +183,7 @@ class BlockLoop:
         )
 
     def _count(self, block: Block) -> None:
-        """Take in a block that was trained, now or before a restart."""
+        """Update counters and beliefs with a block that was trained, now or before a restart."""
         self.rounds, self.blocks = block.last_round, block.block
         self._losses += block.losses
         if self.policy.estimates:
@@ -199,7 +199,7 @@ def _fitted(last: Standing, members: tuple[int, ...]) -> Decision:
 
 
 def rates_seen(observed: Fleet, members: Sequence[int], devices: int) -> dict[str, tuple[float, ...]]:
-    """Return the rates of the devices that were there, as a block records them: no number for the others."""
+    """Return the observed rates as a block records them: NaN for absent devices."""
     rates = {name: np.full(devices, np.nan) for name in RATES}
     for name, values in rates.items():
         values[list(members)] = getattr(observed, name)

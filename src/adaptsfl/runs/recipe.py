@@ -1,4 +1,4 @@
-"""What every run takes from a recipe, wherever it trains: final seeds, checked numbers, the optimiser, run.json."""
+"""What every run takes from a recipe, simulated or deployed: final seeds, checked numbers, the optimiser, run.json."""
 
 import platform
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def seeded(recipe: Recipe, seed: int) -> Recipe:
 
 
 def optimizer_settings(given: TrainingConfig) -> OptimizerSettings:
-    """Return how weights follow gradients, as a recipe has it."""
+    """Return the optimiser settings of a recipe."""
     return OptimizerSettings(
         name=given.optimizer,
         learning_rate=given.learning_rate,
@@ -46,12 +46,12 @@ def optimizer_settings(given: TrainingConfig) -> OptimizerSettings:
 
 
 def rate_schedule(given: TrainingConfig) -> RateSchedule:
-    """Return how the learning rate changes from round to round, as a recipe has it."""
+    """Return the learning-rate schedule of a recipe."""
     return RateSchedule() if given.schedule is None else RateSchedule(**given.schedule.model_dump())
 
 
 def check_training(given: TrainingConfig) -> None:
-    """Refuse what training could not begin with, by the names that a recipe has for it."""
+    """Refuse settings with which training cannot begin; errors name the keys of the recipe."""
     try:
         optimizer_settings(given)
     except InvalidInput as error:
@@ -59,7 +59,7 @@ def check_training(given: TrainingConfig) -> None:
         raise InvalidInput(field, error.problem, error.remedy) from None
     try:
         torch.zeros(1, device=given.device)
-    except (RuntimeError, AssertionError) as error:  # torch's two ways to say that it has no such device
+    except (RuntimeError, AssertionError) as error:  # torch raises one of them for a missing device
         problem = f"is {given.device!r}, which torch cannot use: {first_line(error)}"
         raise InvalidInput("training.device", problem, "Give cpu, or a device that this machine has") from None
 
@@ -73,10 +73,10 @@ def check_run(run: RunConfig) -> None:
 def about_run(
     recipe: Recipe, seed: int, name: str, policy: Policy, devices: Sequence[str], costs: CutCosts, server: Server
 ) -> dict[str, Any]:
-    """Return what run.json says from the start on, in a simulation and in a deployment.
+    """Return the content of run.json at the start of a run, in a simulation and in a deployment.
 
     Args:
-        name: of the policy, as the recipe has it: `fixed@2` is a variant of `fixed`.
+        name: of the policy, as in the recipe: `fixed@2` is a variant of `fixed`.
     """
     run, variant = recipe.run or RunConfig(), name.partition("@")[2]
     measured: dict[str, Any] = plain(costs)
@@ -110,7 +110,7 @@ def reestimates(given: TrainingConfig, model: SplitModel, devices: int) -> bool:
 
 
 def norm_remark(recipe: Recipe, model: SplitModel) -> str:
-    """Return what a user should know about the model's normalisation before a run; nothing if it suits the data."""
+    """Return a note for the user if the model's normalisation does not suit the data; else an empty text."""
     partition = (recipe.data or DataConfig()).partition
     if partition.kind != "shards" or not mixes_samples(model.pieces):
         return ""
@@ -122,6 +122,6 @@ def norm_remark(recipe: Recipe, model: SplitModel) -> str:
 
 
 def targets_of(run: RunConfig) -> list[float]:
-    """Return the accuracies to which times are reported, in order."""
+    """Return the accuracies for which times are reported, in rising order."""
     own = [] if run.target_accuracy is None else [run.target_accuracy]
     return sorted({*run.targets, *own})

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one line of JSON per block of rounds, from which everything is plotted and re-timed."""
+"""The record of a run: one line of JSON per block of rounds, the input of all plots and of retiming."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from adaptsfl.checks import short
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import PHASES
 
-# As JSON has them: whole numbers without a point, and null where a number is not finite.
+# Numbers as in JSON: whole numbers without a point, and null where a number is not finite.
 Whole = Annotated[int, Strict()]
 Real = Annotated[float, Strict(), BeforeValidator(lambda value: math.nan if value is None else value)]
 
@@ -24,29 +24,29 @@ Evaluation = tuple[Whole, Real, Real, Real]  # round, seconds, test accuracy, te
 
 @dataclass(frozen=True)
 class Block:
-    """The rounds under one decision; in a deployment, those up to the next averaging. There, seconds are real ones.
+    """The rounds under one decision; in a deployment, those up to the next averaging, with real seconds.
 
     Attributes:
         block: its number, from 1 on.
         first_round, rounds: rounds `first_round` to `first_round + rounds - 1`, counted from 1.
         time_s: virtual seconds since the run began, at the end of the block.
         interval: I; None never averages.
-        cuts: one per device of the whole fleet, where its model was cut; 0 for a device that was not there.
+        cuts: the cut of every device of the whole fleet; 0 for an absent device.
         deepest: L_c, the layers of which every device has its own copy.
         layer_intervals: layers with an interval of their own, as text keys.
         seconds: virtual seconds of the block by phase (a1 … b3, see `latency`), which add up to its length.
-        bottleneck: who held up the phase that took longest, and that phase: ("device 3", "a2").
-        bits: what was sent over all links in the block.
+        bottleneck: of the longest phase, the slowest device or server, and that phase: ("device 3", "a2").
+        bits: sent over all links in the block.
         loss: training loss, the mean over devices and rounds.
         evaluations: [round, virtual seconds, test accuracy, test loss] where the model was evaluated in the block; a
             deployment evaluates the model with which a block begins, whose round is the one before.
-        estimates: what was believed about convergence when the plan was made; empty for policies that do not ask.
+        estimates: of convergence, when the plan was made; empty for policies that do not use them.
         resources: per rate of the fleet (see `fleet.RATES`), as measured when the plan was made, one per device.
-        predicted_s: how long the planner thought the block would take.
-        measuring: extra exchanges, in rounds, that measuring took in the last round.
+        predicted_s: the predicted time of the block.
+        measuring: the exchanges that measuring added to the last round, in rounds.
         reestimated: whether batch-norm's statistics were re-estimated for every evaluation; its time is in `seconds`.
         present: the devices that took part, round by round; None if all did.
-        losses: training loss of every round, the mean over devices; empty in records that are older than the field.
+        losses: training loss of every round, the mean over devices; empty in older records.
         restart: in a deployment, what a restarted edge server needs to ask its policy again; else empty.
     """
 
@@ -87,7 +87,7 @@ _READER = pydantic.TypeAdapter(Block)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON knows it: dataclasses as objects, arrays as lists, what is no finite number as null."""
+    """Return a value in JSON's types: dataclasses as objects, arrays as lists, NaN and infinity as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -102,12 +102,12 @@ def plain(value: Any) -> Any:
 
 
 def block_line(block: Block) -> str:
-    """Return the block as one line of JSON, without the line's end."""
+    """Return the block as one line of JSON, without the newline."""
     return json.dumps(plain(block), allow_nan=False, separators=(",", ":"))
 
 
 def block_of(data: Any) -> Block:
-    """Return the block that a line of a record holds; null, where a number belongs, is no number (nan)."""
+    """Return the block that a line of a record holds; null in place of a number becomes NaN."""
     if not isinstance(data, dict):
         raise InvalidInput("", f"is not a block: {short(data)}", "Give one JSON object per line")
     try:
@@ -126,7 +126,7 @@ def block_of(data: Any) -> Block:
 
 
 def _check(block: Block) -> None:
-    """Refuse a block that no run writes, before something is computed from it."""
+    """Refuse values that no run writes, before anything is computed from them."""
     sound = {
         "rounds": block.rounds >= 1,
         "time_s": math.isfinite(block.time_s),

@@ -1,8 +1,9 @@
-"""A simulated fleet as the place where a run trains: virtual time, and nothing learned twice.
+"""The backend of a simulated fleet: time is virtual, and no block is trained twice.
 
-Weights depend on the schedule alone: intervals, L_c, and who was there. Where a layer below L_c runs changes only the
-clock. So every block is named by all blocks before it, and one that was trained before, in this run before it was
-interrupted, or under another fleet, is looked up. A run that was stopped is replayed from its first block on.
+Weights depend on the schedule alone: intervals, L_c, and which devices were present. Where a layer below L_c runs
+changes only the clock. So the key of a block is a hash over its schedule and all blocks before it, and a block that was
+trained before (in this run before an interruption, or under another fleet) is looked up. A run that was stopped is
+replayed from its first block on.
 """
 
 import json
@@ -32,35 +33,35 @@ from adaptsfl.training.estimate import CONSTANTS_COST
 
 
 class Observer:
-    """The fleet as a policy sees it, asked round by round: smoothed for those who plan by what they measure."""
+    """The fleet as a policy sees it, round by round; smoothed for policies that plan with calibrated estimates."""
 
     def __init__(self, measured_at: Callable[[int], Fleet], *, smoothed: bool) -> None:
         self.measured_at, self.smoothed = measured_at, smoothed
         self._moving = MovingFleet()
 
     def at(self, round_: int) -> Fleet:
-        """Return what is seen in round 1, 2, …; every round's rates are measured, whether a block begins or not."""
+        """Return the fleet in round 1, 2, …. It must be called for every round: each one's rates enter the average."""
         measured = self.measured_at(round_)
         return self._moving.observe(measured) if self.smoothed else measured
 
 
 class SimulatedBackend:
-    """Trains the blocks of one run, or looks up what they learn, and charges virtual time.
+    """Trains the blocks of one run, or looks up their results, and charges virtual time.
 
     As a context manager, it lets the other ranks return from `Learner.follow` at its end.
 
     Args:
-        store: what was trained before.
+        store: the results of blocks that were trained before.
         folder: where checkpoints go; none are written without it.
         on_round: called after every round that is trained, with its number and loss.
 
     Attributes:
         round: rounds done.
-        key: names all that was learned so far.
+        key: identifies all blocks trained so far.
     """
 
     measures = True
-    planning_limit_s: float | None = None  # virtual time stands still while a policy thinks
+    planning_limit_s: float | None = None  # virtual time stands still while a policy decides
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class SimulatedBackend:
         self.key = _name(f"{world.learning_identity} {policy.trainer} {policy.divergence}")
         self.round = 0
         self._learner = Learner(world, policy.trainer, divergence=policy.divergence, on_round=on_round, folder=folder)
-        self._waiting: list[tuple[str, Order]] = []  # blocks that the store knew, not trained here
+        self._waiting: list[tuple[str, Order]] = []  # blocks found in the store, not trained here
         self._trained_key: str | None = self.key  # of the block that was trained last; None in the middle of one
         self._saved_round = 0
         self._first_loss: float | None = None
@@ -92,11 +93,11 @@ class SimulatedBackend:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an interruption or the loss of a rank, the others may wait for anything.
+        # After an interruption or the loss of a rank, the other ranks may be waiting in any other collective call.
         if kind is None or (issubclass(kind, Exception) and not issubclass(kind, RankFailed)):
             self._learner.end()
 
-    # --- the seam of `runs` ---
+    # --- the interface for `runs` ---
 
     @property
     def devices(self) -> int:
@@ -109,34 +110,34 @@ class SimulatedBackend:
         return self.world.costs.layers
 
     def observe(self, round_: int) -> Scene:
-        """Return who takes part in a block that begins with round 1, 2, …, and their rates as measured then."""
+        """Return the devices of a block that begins with round 1, 2, …, and their rates as measured then."""
         members = self.faults.taking_part(round_ - 1)
         fleet = self.observer.at(round_)
         here = fleet if len(members) == self.devices else fleet.subset(members)
         return Scene(members, here, self.world.costs, self.world.epoch_rounds)
 
     def check(self, decision: Decision) -> None:
-        """Refuse what the trainer could not follow."""
+        """Refuse a decision that the trainer cannot follow."""
         self._first_decision = self._first_decision or decision
         self.kind.check(decision, self._first_decision)
 
     def block_rounds(self, decision: Decision) -> int:
-        """Return all rounds of a decision: the clock knows how many averagings there are."""
+        """Return all rounds of a decision: a simulated block may contain several averagings."""
         return decision.length
 
     def train(self, order: Order, scene: Scene) -> Trained:
-        """Train one block, or look up what it gives; charge the time that it takes."""
+        """Train one block or look up its result; charge the time that it takes."""
         if self.faults.active:
             began = order.first_round - 1
             present = tuple(self.faults.still_there(began, began + k) for k in range(order.rounds))
             order = replace(order, present=present)
         learned = self.learn(order)
-        predicted_s = self.clock.predicted_s(order, scene.fleet)  # before the copies grow older
+        predicted_s = self.clock.predicted_s(order, scene.fleet)  # before `charge` advances the schedule
         measuring = CONSTANTS_COST if order.measure else 0
         reestimated = [t for t, _, _ in learned.evaluations] if self.reestimates else []
         charged = self.clock.charge(order, scene.members, measuring, reestimated)
         for t in range(order.first_round + 1, order.last_round + 1):
-            self.observer.at(t)  # every round's rates are measured; the first one's were when it was observed
+            self.observer.at(t)  # every round's rates enter the average; `observe` added those of the first
         cuts = np.zeros(self.devices, dtype=int)
         cuts[list(scene.members)] = order.decision.placement
         ends_s = dict(enumerate(charged.ends_s, start=order.first_round - 1))
@@ -156,7 +157,7 @@ class SimulatedBackend:
     # --- learning ---
 
     def learn(self, order: Order) -> Learned:
-        """Return what one more block learns, which is trained only if the store does not have it."""
+        """Return the result of the next block; train it only if the store does not have it."""
         key = _name(f"{self.key} {_schedule(order)}")
         known = self.store.find(key)
         if known is None:
@@ -177,7 +178,7 @@ class SimulatedBackend:
         return self._learner.state()
 
     def save(self) -> None:
-        """Write a checkpoint of what was trained last, but not in the middle of a block, which has no name to find."""
+        """Write a checkpoint after the last trained block; none in the middle of a block, which has no key yet."""
         learner = self._learner
         if not learner.begun or self._trained_key is None:
             return
@@ -191,7 +192,7 @@ class SimulatedBackend:
         return {"learning": self.world.learning_identity, "trainer": self.kind.name}
 
     def _catch_up(self) -> None:
-        """Train the blocks that were only looked up, from the checkpoint if it lies on their way."""
+        """Train the blocks that were only looked up, starting from the checkpoint if it belongs to one of them."""
         if not self._learner.begun and self._waiting:
             self._restore()
         waiting, self._waiting = self._waiting, []
@@ -215,7 +216,7 @@ class SimulatedBackend:
                 self._waiting = self._waiting[done:]
 
     def _train(self, key: str, order: Order) -> Learned:
-        """Train the rounds of one block, which has that name once it is done."""
+        """Train the rounds of one block, whose key is `key` once it is complete."""
         self._trained_key = None
         learned = self._learner.train(order, self._first_loss)
         self._first_loss = self._first_loss or learned.losses[0]
@@ -228,7 +229,7 @@ def _name(text: str) -> str:
 
 
 def _schedule(order: Order) -> str:
-    """Return all of an order that decides what is learned."""
+    """Return, as text, all parts of an order that determine the result of the block."""
     decision = order.decision
     intervals = sorted(decision.layer_intervals.items())
     return json.dumps(

@@ -1,7 +1,7 @@
 """The recipe of an experiment's folder, and what further calls may add to it.
 
-A folder holds one experiment. A call may add whatever leaves its runs valid: policies, options of those that have not
-run, fleets, seeds. A change that would make one of its runs invalid is refused.
+A folder holds one experiment. A call may add anything that leaves its runs valid: policies, options of those that have
+not run, fleets, seeds. A change that would make one of its runs invalid is refused.
 """
 
 import json
@@ -18,15 +18,15 @@ from adaptsfl.runs.record import plain
 
 RECIPE, TRAJECTORIES = "recipe.json", "trajectories"
 
-FREE = ("seed", "targets", "checkpoint_every")  # keys of [run] that change no run: the last call's are kept
-TABLES = ("options", "fleets")  # keys of [run] that hold something by name, for the runs of that name
+FREE = ("seed", "targets", "checkpoint_every")  # keys of [run] that change no result: the last call's are stored
+TABLES = ("options", "fleets")  # keys of [run] with one entry per policy or fleet, used by its runs only
 
 
 def claim(folder: Path, recipe: Recipe, policies: Collection[str]) -> None:
     """Write the recipe to the folder, or refuse a folder whose runs would not be valid under this recipe.
 
     Args:
-        policies: those that this call is about to run.
+        policies: the policies that this call will run.
     """
     file = folder / RECIPE
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,16 +50,16 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _holds_results(folder: Path) -> bool:
-    """Whether the folder has trajectories or records: a mistake that stops every run leaves none.
+    """Whether the folder has trajectories or records; it has none if an error stopped every run at its start.
 
-    Trajectories that experiments share lie elsewhere, one file per recipe, and do not count.
+    Trajectories that experiments share are stored elsewhere, one file per recipe, and do not count.
     """
     files = [*folder.glob(f"{TRAJECTORIES}/*"), *folder.glob(f"*/{RECORD}")]
     return any(file.stat().st_size for file in files)
 
 
 def _runs_in(folder: Path) -> list[tuple[str, str]]:
-    """Return policy and fleet of every run that has recorded something; a damaged one is done again anyway."""
+    """Return policy and fleet of every run with a record, except damaged ones, which are repeated anyway."""
     found = []
     for record in folder.glob(f"*/{RECORD}"):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -76,7 +76,7 @@ def _joined(
     policies: Collection[str],
     file: Path,
 ) -> dict[str, Any]:
-    """Return both recipes as one, or refuse mine by the first key that makes a run of the folder invalid."""
+    """Return the merged recipe, or refuse the first key of `mine` that makes a run of the folder invalid."""
     key = _first_difference(_strict(theirs), _strict(mine))
     have_run = {"options": {policy for policy, _ in runs}, "fleets": {fleet for _, fleet in runs}}
     about_to_run = {"options": set(policies), "fleets": set(mine["run"]["fleets"])}
@@ -85,7 +85,7 @@ def _joined(
         old, new = theirs["run"].get(table) or {}, mine["run"][table]
         for name in sorted(have_run[table] & {*new, *about_to_run[table]}):
             key = key or _first_difference(old.get(name, {}), new.get(name, {}), f"run.{table}.{name}")
-        # Of those that neither ran nor are about to, all are kept: they may be for another call.
+        # Entries that this call does not run are kept: another call may need them.
         kept = {name: value for name, value in old.items() if name not in about_to_run[table]}
         tables[table] = {**kept, **new}
     if key:
@@ -95,12 +95,12 @@ def _joined(
 
 
 def _strict(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return what all runs of a folder have in common."""
+    """Return the part of a recipe that must be equal for all runs of a folder."""
     return {**recipe, "run": {key: value for key, value in recipe["run"].items() if key not in (*FREE, *TABLES)}}
 
 
 def _first_difference(theirs: Any, mine: Any, field: str = "") -> str:
-    """Return the key at which two recipes first differ; nothing if they do not."""
+    """Return the key at which two recipes first differ; empty if they are equal."""
     if theirs == mine:
         return ""
     if isinstance(theirs, Mapping) and isinstance(mine, Mapping):

@@ -1,7 +1,7 @@
-"""Virtual seconds: what one round takes with the resources that its devices truly have.
+"""Virtual time: how long one round takes with the true resources of its devices.
 
-Every second comes from the formulas of `latency`, which the planner uses too: a round with the resources that were
-planned for takes exactly the time that was predicted.
+All times come from the formulas of `latency`, which the planner uses too: a round with the planned resources takes
+exactly the predicted time.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from adaptsfl.runs.backend import Order
 from adaptsfl.simulation.faults import Faults
 from adaptsfl.training.schedule import Schedule
 
-NOBODY = ""  # in `waited_for`, of a phase that did not take place
+NOBODY = ""  # in `waited_for`, for a phase that did not take place
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Elapsed:
 
     Attributes:
         seconds: by phase, a1 to b3, all of them; they add up to `total_s`.
-        waited_for: by phase, who made it take that long: a device's name, a server, or nobody.
-        bits: what was sent over all links.
+        waited_for: by phase, its bottleneck: the name of a device or a server, or NOBODY.
+        bits: sent over all links.
     """
 
     seconds: Mapping[str, float]
@@ -46,7 +46,7 @@ class Elapsed:
 
     @property
     def bottleneck(self) -> tuple[str, str]:
-        """Who held up the phase that took longest, and that phase."""
+        """The bottleneck of the longest phase, and that phase."""
         phase = max(PHASES, key=lambda phase: self.seconds[phase])
         return self.waited_for[phase], phase
 
@@ -56,17 +56,16 @@ class Charged:
     """The clock's account of one block.
 
     Attributes:
-        elapsed: all of it.
-        ends_s: virtual seconds since the run began, when the block began and at the end of every round.
+        elapsed: the time of the whole block.
+        ends_s: virtual seconds since the run began, at the start of the block and at the end of every round.
     """
 
     elapsed: Elapsed
     ends_s: tuple[float, ...]
 
 
-# From the true cuts of the devices that take part, these devices with the resources that they truly have, the costs of
-# every cut, the batch size b of every device, and the layers (from 1 on) that are averaged at the end of the round, to
-# what the round takes.
+# Returns the time of a round, given the cuts of the devices that take part, these devices with their true resources,
+# the costs of every cut, the batch size b of every device, and the layers (from 1 on) that are averaged at the end.
 RoundTime = Callable[[Sequence[int], Fleet, CutCosts, int, Collection[int]], Elapsed]
 
 
@@ -75,7 +74,7 @@ class Clock:
 
     Args:
         fleet_at: the true resources in round 1, 2, ….
-        round_time: what a round of the trainer takes.
+        round_time: returns how long a round of the trainer takes.
     """
 
     def __init__(
@@ -94,12 +93,12 @@ class Clock:
     def charge(
         self, order: Order, members: Sequence[int], measuring: int, reestimated: Collection[int] = ()
     ) -> Charged:
-        """Charge one block; `measuring` rounds' worth of exchanges come on top of its last round.
+        """Charge one block; measuring adds the exchanges of `measuring` rounds to its last round.
 
         Args:
-            members: who began the block, as indices of the whole fleet.
-            reestimated: the rounds after which batch-norm's statistics were re-estimated; the one before the block's
-                first is charged to the block too, whose beginning is then later.
+            members: the devices that began the block, as indices of the whole fleet.
+            reestimated: the rounds after which batch-norm's statistics were re-estimated. A re-estimation right before
+                the block is charged to the block too, and delays its start.
         """
         self.schedule = self._ahead(order.decision)
         cuts = dict(zip(members, order.decision.placement, strict=True))
@@ -126,7 +125,7 @@ class Clock:
         return Charged(together(rounds), tuple(ends))
 
     def predicted_s(self, order: Order, observed: Fleet) -> float:
-        """Return how long a block takes if everybody stays and rates stay as observed."""
+        """Return how long a block takes if no device leaves and rates stay as observed."""
         schedule, cuts = self._ahead(order.decision), order.decision.placement
         rounds = [
             self.round_time(cuts, observed, self.costs, self.batch_size, schedule.advance())
@@ -135,7 +134,7 @@ class Clock:
         return together(rounds).total_s
 
     def _ahead(self, decision: Decision) -> Schedule:
-        """Return a schedule that follows a decision from now on; copies that were not averaged last keep their age."""
+        """Return a schedule that follows a decision from now on; layers that were not averaged last keep their age."""
         decision = decision.levelled()
         if self.schedule is None:
             return Schedule(decision)
@@ -146,7 +145,7 @@ class Clock:
 
 
 def reestimation_time(cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int) -> Elapsed:
-    """Return what a re-estimation of batch-norm's statistics takes: one mini-batch per device forward, and merging."""
+    """Return the time to re-estimate batch-norm's statistics: one mini-batch per device forward, and merging."""
     chosen = np.array(cuts, dtype=np.int64)
     times = latency.reestimation_times(costs, fleet, chosen, batch_size)
     devices, server = latency.statistics_bits(costs, chosen)
@@ -155,7 +154,7 @@ def reestimation_time(cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_
 
 
 def together(rounds: Iterable[Elapsed]) -> Elapsed:
-    """Add rounds up; each phase waited for whoever held it up longest in all."""
+    """Sum rounds; the bottleneck of a phase is the device or server with the most seconds in total."""
     held_up: dict[str, dict[str, float]] = {phase: {} for phase in PHASES}
     bits = 0.0
     for elapsed in rounds:
@@ -171,7 +170,7 @@ def together(rounds: Iterable[Elapsed]) -> Elapsed:
 
 
 def averaged_costs(costs: CutCosts, averaged: Collection[int], deepest: int) -> CutCosts:
-    """Return the costs with only the averaged layers in δ, so that only what moves is charged."""
+    """Return the costs with only the averaged layers in δ, so that only layers that are sent are charged."""
     layers = np.arange(1, costs.layers + 1)
     moves = np.isin(layers, list(averaged))
     if moves[:deepest].all():
@@ -183,7 +182,7 @@ def averaged_costs(costs: CutCosts, averaged: Collection[int], deepest: int) -> 
 def parallel_time(
     cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, averaged: Collection[int] = ()
 ) -> Elapsed:
-    """Return what a round of the paper takes, with the averaging of some layers.
+    """Return the time of a round of the paper, with the averaging of the layers in `averaged`.
 
     Where every device has copies of layers beyond the deepest cut (SplitFed V1), all of those copies are on the edge
     server, which averages them without sending anything.
@@ -202,10 +201,10 @@ def parallel_time(
 def relayed_time(
     cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, _averaged: Collection[int] = ()
 ) -> Elapsed:
-    """Return what a round takes in which devices come one after another, each sending the client model to the next.
+    """Return the time of a round in which devices train in turn, each sending the client model to the next.
 
-    It goes by way of the fed server; the last device sends it to the first, for the next round. A device that is alone
-    keeps it.
+    The model is sent through the fed server; the last device sends it to the first, for the next round. A single
+    device keeps it.
     """
     chosen = _checked(cuts, fleet)
     moment = (costs, fleet, chosen)
@@ -228,7 +227,7 @@ def relayed_time(
 def centralized_time(
     cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, _averaged: Collection[int] = ()
 ) -> Elapsed:
-    """Return what the server takes to train on the batches of all devices, N b (ρ_L + ϖ_L) / f_s; nothing is sent."""
+    """Return the time of the server to train on the batches of all devices, N b (ρ_L + ϖ_L) / f_s; nothing is sent."""
     _checked(cuts, fleet)
     flops = fleet.size * batch_size * (costs.forward_flops[-1] + costs.backward_flops[-1])
     return _elapsed({"a3": (float(flops / fleet.server.flops), EDGE_SERVER)}, 0.0)
@@ -246,7 +245,7 @@ def _exchanged_bits(cuts: IntArray, costs: CutCosts, batch_size: int) -> float:
 
 
 def _elapsed(times: Mapping[str, tuple[float, str]], bits: float) -> Elapsed:
-    """Return the time with every phase in it, also those that did not take place."""
+    """Return the time of every phase, 0 for those that did not take place."""
     every = {phase: times.get(phase, (0.0, NOBODY)) for phase in PHASES}
     return Elapsed(
         {phase: s for phase, (s, _) in every.items()}, {phase: who for phase, (_, who) in every.items()}, bits

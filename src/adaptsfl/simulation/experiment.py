@@ -2,12 +2,12 @@
 
 EXPERIMENT/
   recipe.json             the recipe with every default filled in
-  trajectories/           what was learned, by schedule: runs with the same schedule share it
+  trajectories/           training results by schedule: runs with the same schedule share them
   adaptsfl-seed0/         run.json  record.jsonl  checkpoint…  model.safetensors
   rma+rms-seed0/          …
 
-A run that was stopped is started again by the same call. Its blocks are decided anew, with the same outcome, and what
-was already learned is looked up, so it goes on where it stopped.
+The same call restarts a run that was stopped. The run repeats the decisions of its blocks, with the same outcome, and
+looks up the blocks that were already trained, so it continues where it stopped.
 """
 
 import json
@@ -61,7 +61,7 @@ GO_ON = "Free some space or give another folder by --out; the same call goes on 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What the first rank broadcasts before a run; `fingerprint` is that of all that decides what is learned."""
+    """What the first rank broadcasts before a run; `fingerprint` is that of its `World`."""
 
     job: Job
     trainer: TrainerName
@@ -74,9 +74,9 @@ class Experiment:
 
     Args:
         policies: their names; those of the recipe if not given. Options come from the recipe's [run.options].
-        seeds: how many, from the recipe's own seed on.
-        trajectories: where what was learned is kept; several experiments may share it. By default in `folder`.
-        keep_models: whether to write trained models. Without them, a run that finds all its blocks trains nothing.
+        seeds: the number of seeds, from the recipe's own seed on.
+        trajectories: the folder of training results; several experiments may share it. By default in `folder`.
+        keep_models: whether to write trained models. Without them, a run whose blocks are all stored trains nothing.
         ranks: the processes that train every run together. All of them make the same experiment and execute it; the
             first decides, writes and calls the watcher.
     """
@@ -100,7 +100,7 @@ class Experiment:
         names = list(policies) or run.policies
         if not names or len(set(names)) < len(names):
             raise InvalidInput("run.policies", f"is {names}", "Give at least one policy, each once")
-        for name in [*names, *run.options]:  # options of known policies that do not run may be for another call
+        for name in [*names, *run.options]:  # a recipe may have options of policies that this call does not run
             self.make_policy(name)
         fleets = list(run.fleets) or [""]
         self.jobs = [Job(name, run.seed + seed, fleet) for seed in range(seeds) for fleet in fleets for name in names]
@@ -121,13 +121,13 @@ class Experiment:
             return make_policy(name.partition("@")[0], **self.recipe.run.options.get(name, {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs; it makes its own worlds and reads what was learned from the files."""
+        """Return the state for another process, which makes its own worlds and reads training results from files."""
         return {**self.__dict__, "_worlds": {}, "_contents": {}, "_stores": {}}
 
     def execute(self, watcher: Watcher | None = None) -> list[Run]:
-        """Do every run that is not done yet; return all runs in order, on ranks after the first none.
+        """Execute every unfinished run; return all runs in order, on ranks after the first an empty list.
 
-        If one rank fails, all ranks end: the next call goes on from there.
+        If one rank fails, all ranks end; the next call continues from there.
         """
         self.forget_worlds()  # files may have changed since the last call
         timed = RankSpeeds(self.recipe, self.folder, self.ranks)
@@ -176,7 +176,7 @@ class Experiment:
             self.world(self.jobs[0])
 
     def attempt(self, job: Job, watcher: Watcher) -> Run | None:
-        """Do one run. If it fails and the watcher does not raise the error, return what is stored of it."""
+        """Execute one run. If it fails and the watcher does not raise the error, return what is stored of it."""
         try:
             run = self._run(job, watcher)
         except RankFailed:
@@ -188,19 +188,19 @@ class Experiment:
         return run
 
     def stored(self, job: Job) -> Run | None:
-        """Return what is stored of a run; None if its files are damaged, as doing it again gives the same ones."""
+        """Return a stored run; None if its files are missing or damaged: repeating the run gives the same files."""
         folder = self.folder / job.folder_name
         if not (folder / RUN).exists():
             return None
         try:
             return read_run(folder)
         except InvalidInput as error:
-            if error.field == "format":  # another version's: not ours to write over
+            if error.field == "format":  # written by another version: do not overwrite it
                 raise
             return None
 
     def finished(self, job: Job, remark: Callable[[Job, str], None]) -> Run | None:
-        """Return a run that is done and still valid, else None; `remark` is called with the reason why it is not."""
+        """Return a finished run that is still valid, else None; call `remark` with the reason if it is outdated."""
         run = self.stored(job)
         if run is None or not run.whole:
             return None
@@ -223,7 +223,7 @@ class Experiment:
         return read_run(run.folder)
 
     def identity(self, job: Job) -> Identity:
-        """Return all that a run depends on, as it is now."""
+        """Return the current state of everything that a run depends on."""
         recipe = seeded(self._recipe_for(job.fleet), job.seed)
         world = next((world for (seed, _), world in self._worlds.items() if seed == job.seed), None)
         if world is not None:
@@ -245,7 +245,7 @@ class Experiment:
             claim(self.folder, self.recipe, [job.policy for job in self.jobs])
 
     def forget_worlds(self) -> None:
-        """Free the memory that models and data take; the next run makes them anew, from files as they are then."""
+        """Free the memory of models and data; the next run loads them again from the current files."""
         self._worlds.clear()
         self._contents.clear()
 
@@ -256,7 +256,7 @@ class Experiment:
             alike = next((world for (seed, _), world in self._worlds.items() if seed == job.seed), None)
             pooled = any(trainer_kind(self.make_policy(other.policy).trainer).pooled for other in self.jobs)
             recipe = self._recipe_for(job.fleet)
-            # One at a time in memory.
+            # Only one world at a time is in memory.
             self._worlds = {key: make_world(recipe, job.seed, alike, ranks=self.ranks, pooled=pooled)}
         return self._worlds[key]
 
@@ -266,7 +266,7 @@ class Experiment:
         if not changes:
             return self.recipe
         kept = self.recipe.fleet.model_dump(exclude_unset=True)
-        if "trace" in changes:  # it fixes the whole fleet
+        if "trace" in changes:  # a trace defines the whole fleet
             kept = {key: value for key, value in kept.items() if key in BESIDE_A_TRACE}
         content = {**kept, **changes}
         with inside(f"run.fleets.{fleet}"):
@@ -288,7 +288,7 @@ class Experiment:
         return self._stores[name]
 
     def _run(self, job: Job, watcher: Watcher) -> Run:
-        """Return a run that is done: as it was found, or trained now."""
+        """Return the finished run: the stored one if it is valid, else trained now."""
         done = self.finished(job, watcher.remarks)
         if done is not None:
             return done
@@ -324,7 +324,7 @@ class Experiment:
         policy: Policy,
         on_block: Callable[[Block], None],
     ) -> None:
-        """Record every block of a run; whatever happens, run.json says in the end how it ended."""
+        """Train a run and record every block; run.json says how it ended, also after an error."""
         started = time.monotonic()
         write_run(folder, {**info, "status": "running"})
         how: dict[str, Any] = {"status": "stopped"}
@@ -337,8 +337,8 @@ class Experiment:
             self._write_model(folder, backend)
             how = {"status": "done", "ended_by": loop.ended_by, "rounds": loop.rounds}
         except KeyboardInterrupt:
-            if self.ranks.size == 1:  # else the others were stopped too
-                with suppress(AdaptSFLError):  # a full disk, or weights that are not finite: stopping counts
+            if self.ranks.size == 1:  # with several ranks, the others were stopped too
+                with suppress(AdaptSFLError):  # a full disk, or weights that are not finite: stop anyway
                     backend.save()
             raise
         except RankFailed:
@@ -351,11 +351,11 @@ class Experiment:
         remove_checkpoint(folder)  # nothing is left to train
 
     def _write_model(self, folder: Path, backend: SimulatedBackend) -> None:
-        """Write the final weights, if wanted: those of another run with the same schedule, or its own."""
+        """Write the final weights if `keep_models`: copied from a run with the same schedule, or the run's own."""
         about = {"trajectory": backend.key}
         if about_tensors(folder / MODEL) == about:  # written before the record was lost
             return
-        (folder / MODEL).unlink(missing_ok=True)  # what was trained before is no result of this run
+        (folder / MODEL).unlink(missing_ok=True)  # an older model is not the result of this run
         if not self.keep_models:
             return
         for other in sorted(self.folder.glob(f"*/{MODEL}")):
@@ -363,7 +363,7 @@ class Experiment:
                 replace_file(folder / MODEL, partial(shutil.copyfile, other))
                 return
         state = {name: tensor.contiguous().cpu() for name, tensor in backend.state().items()}
-        for name, _ in backend.world.model.module.named_parameters():  # the last round's loss does not show them
+        for name, _ in backend.world.model.module.named_parameters():  # the last round's loss is from before its update
             if not torch.isfinite(state[name]).all():
                 remedy = "Lower the learning rate, or use a model with normalisation"
                 raise TrainingDiverged(f"round {backend.round}: {name} has weights that are not finite. {remedy}.")
@@ -371,7 +371,7 @@ class Experiment:
 
 
 def _about(job: Job, world: World, policy: Policy) -> dict[str, Any]:
-    """Return what run.json says from the start."""
+    """Return the content of run.json at the start of a run."""
     fleet = world.fleet_at(1)
     names = [fleet.name(k) for k in range(fleet.size)]
     known = about_run(world.recipe, job.seed, job.policy, policy, names, world.costs, fleet.server)

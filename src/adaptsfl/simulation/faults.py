@@ -1,12 +1,12 @@
 """Devices that drop out and return, that are slow for a round, or that sit out a block.
 
-Rounds are counted as those of the fleet's resources, from 0 on. What happens is a function of the seed and the round
-alone, in whatever order rounds are asked for.
+Rounds are counted from 0, as in the fleet's resources. Faults depend on the seed and the round alone, in whatever order
+rounds are queried.
 
-A block begins with those who are there. Who drops out within it is gone until the next block, which hands out the
-current model of all layers that were averaged. Nobody waits for a fleet that is empty: a block that nobody could begin
-is trained by whoever returns first, as if already back, and who would leave a block last stays until its end. So a run
-always goes on, and the virtual clock never stands still.
+A block begins with the devices that are present. A device that drops out during a block is absent until the next one,
+which sends out the current model of all layers that were averaged. The fleet is never empty: if no device can begin a
+block, the first to return train it as if they were already back, and the last to leave a block stay until its end. So a
+run always goes on, and the virtual clock never stands still.
 """
 
 from bisect import bisect_right
@@ -23,7 +23,7 @@ from adaptsfl.errors import InvalidInput, unknown
 from adaptsfl.fleet import RATES, Fleet
 from adaptsfl.fleet.trace import csv_rows
 
-# Streams of randomness, beside those of the fleet's resources.
+# Numbers of random streams, different from those of the fleet's resources.
 PRESENCE, STRAGGLERS, PARTICIPATION = 10, 11, 12
 
 COLUMNS = ("round", "device", "present")
@@ -40,19 +40,19 @@ class Presence(Protocol):
 
 @dataclass(frozen=True)
 class Recorded:
-    """Changes that are known, one list per device; none for devices that are always there."""
+    """Known changes, one list per device; empty for a device that is always present."""
 
     rounds: tuple[tuple[int, ...], ...]
 
     def changes(self, device: int, beyond: int) -> Sequence[int]:
-        """Return all of them."""
+        """Return all changes of the device."""
         return self.rounds[device]
 
 
 class ComesAndGoes:
-    """Every round a device that is there leaves with one probability, and one that is away returns with another.
+    """In every round a present device leaves with one probability, and an absent one returns with another.
 
-    The times between changes are then geometric. They are drawn from a stream of each device's own, as far as asked.
+    The times between changes are then geometric. Each device has its own random stream; changes are drawn on demand.
     """
 
     def __init__(self, devices: int, dropout_rate: float, return_rate: float, seed: int) -> None:
@@ -70,7 +70,7 @@ class ComesAndGoes:
 
 
 class Faults:
-    """Who is there, who takes part and who is slow, in every round."""
+    """Which devices are present, take part and are slow, in every round."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class Faults:
         return self.participation < 1 or not (isinstance(self.presence, Recorded) and not any(self.presence.rounds))
 
     def present_at(self, round_: int) -> tuple[int, ...]:
-        """Return the devices that are truly there, which may be none."""
+        """Return the devices that are present, which may be none."""
         return tuple(device for device in range(self.devices) if self._is_there(device, round_))
 
     def taking_part(self, first_round: int) -> tuple[int, ...]:
-        """Return who begins the block of that first round: a share of those there, and at least one device."""
+        """Return the devices that begin a block in `first_round`: a share of those present, at least one."""
         there = self.present_at(first_round) or self._first_to_return(first_round)
         wanted = max(1, round(self.participation * len(there)))
         if wanted == len(there):
@@ -106,7 +106,7 @@ class Faults:
         return tuple(int(device) for device in np.sort(rng.choice(there, wanted, replace=False)))
 
     def still_there(self, first_round: int, round_: int) -> tuple[int, ...]:
-        """Return who of those that began the block of `first_round` still takes part in `round_`: at least one."""
+        """Return the devices that began the block of `first_round` and take part in `round_`: at least one."""
         members = self.taking_part(first_round)
         leaving = {device: self._leaves_after(device, first_round) for device in members}
         last = max(leaving.values())
@@ -130,7 +130,7 @@ class Faults:
         return changes[following] if following < len(changes) else float("inf")
 
     def _leaves_after(self, device: int, round_: int) -> float:
-        """The first round after `round_` in which the device has gone, once it is there."""
+        """The round of the device's next departure after `round_`; an absent device returns before it leaves."""
         change = self._next_change(device, round_)
         if self._is_there(device, round_) or change == float("inf"):
             return change
@@ -171,9 +171,9 @@ def _presence(config: FaultsConfig, names: Sequence[str]) -> Presence | None:
 
 
 def read_presence(path: Path, names: Sequence[str]) -> Recorded:
-    """Read who is there from CSV: columns round, device and present (0 or 1), sorted by round.
+    """Read the presence of devices from CSV: columns round, device and present (0 or 1), sorted by round.
 
-    A row holds from its round on, until the device's next row. Before its first row a device is there.
+    A row holds from its round on, until the device's next row. Before its first row a device is present.
     """
     changes: dict[str, list[int]] = {name: [] for name in names}
     last = 0

@@ -1,4 +1,4 @@
-"""One run of an experiment as a job, and the callbacks that hear how jobs go."""
+"""Jobs, each of which is one run of an experiment, and callbacks that report their progress."""
 
 import re
 import warnings
@@ -11,7 +11,7 @@ from adaptsfl.runs.record import Block
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its policy by name, its seed, its fleet by name where there are several.
+    """One run: the name of its policy, its seed, and the name of its fleet if there are several.
 
     `experiment` is the number of its experiment, from 0 on, where several are executed side by side.
     """
@@ -23,7 +23,7 @@ class Job:
 
     @property
     def folder_name(self) -> str:
-        """What its folder is called."""
+        """The name of its folder."""
         name = "-".join(part for part in (self.policy, self.fleet, f"seed{self.seed}") if part)
         return re.sub(r"[^\w.+@-]", "-", name.replace(":", ".")).lstrip(".")
 
@@ -38,16 +38,16 @@ def _warn(job: Job, remark: str) -> None:
 
 @dataclass(frozen=True)
 class Watcher:
-    """Callbacks that hear how jobs go.
+    """Callbacks that report the progress of jobs.
 
     Attributes:
-        begins: before a run; with the rounds after which it ends at the latest, None if rounds do not end it.
-        on_round: while a run trains; with its last round, and how many were trained since the last call. After every
+        begins: before a run; with the largest number of its rounds, None if it is not limited.
+        on_round: while a run trains; with its last round, and the rounds trained since the last call. After every
             round, but only a few times per second if another process trains.
         on_block: after every block that this process trains.
-        ends: after a run, also one that was done before.
+        ends: after a run, also if it was already finished before.
         fails: when a run fails. If it returns, the other runs go on; by default it raises the error.
-        remarks: what people should know: which run is done again, and why; what would learn faster.
+        remarks: with notes for the user: which run is repeated, and why; which model would learn faster.
     """
 
     begins: Callable[[Job, int | None], None] = lambda _job, _rounds: None

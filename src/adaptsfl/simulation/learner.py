@@ -1,4 +1,4 @@
-"""Trains the blocks of a simulated run, evaluated and measured on the way, on one rank or several."""
+"""Trains, evaluates and measures the blocks of a simulated run, on one rank or several."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,7 +29,7 @@ class Learner(Replicated):
     On several ranks every rank has a learner of the same run; see `Replicated`.
 
     Args:
-        trainer: who trains.
+        trainer: the name of the trainer.
         divergence: whether to measure how far apart copies are before every averaging.
         on_round: called after every round that is trained, with its number and loss.
         folder: where checkpoints go, if any are to be written; all ranks see it.
@@ -56,7 +56,7 @@ class Learner(Replicated):
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything to evaluate or to keep."""
+        """Whether there is a trainer, whose model can be evaluated and saved."""
         return self._trainer is not None
 
     @property
@@ -105,9 +105,9 @@ class Learner(Replicated):
     def restore(
         self, first: Decision, round_: int, divergence: Mapping[int, float], identity: Mapping[str, Any]
     ) -> bool:
-        """Go on after `round_` from the checkpoint; return whether all ranks could read it.
+        """Continue after `round_` from the checkpoint; return whether all ranks could read it.
 
-        `first` is the run's first decision. Where one rank could not read it, nothing changes.
+        `first` is the run's first decision. If one rank cannot read the checkpoint, nothing changes.
         """
         trainer = self._begin(first)
         found: Checkpoint | None = None
@@ -123,14 +123,14 @@ class Learner(Replicated):
         return True
 
     def _begin(self, first: Decision) -> Trainer:
-        """Return the trainer, which is made at the run's first decision."""
+        """Return the trainer; the first call makes it."""
         if self._trainer is None:
             torch.manual_seed(self.world.seed)
             self._trainer = self.kind.make(self.world, first, self._record_divergence)
         return self._trainer
 
     def _seed(self) -> None:
-        """Let what dropout draws depend on where the block begins and on the rank, not on what else was done here."""
+        """Seed dropout by the start of the block and the rank, so that earlier work in this process has no effect."""
         rank = f" {self.ranks.rank}" if self.ranks.rank else ""
         torch.manual_seed(int.from_bytes(sha256(f"{self.world.seed} {self.round}{rank}".encode()).digest()[:7]))
 
@@ -148,11 +148,11 @@ class Learner(Replicated):
         return RoundRecord(t, tuple(losses.tolist()), trainer.present), constants
 
     def _model(self, trainer: Trainer) -> dict[str, Tensor]:
-        """Return the global model, where copies are averaged with batch-norm's statistics on the last mini-batches."""
+        """Return the global model; if copies are averaged, batch-norm's statistics come from the last mini-batches."""
         return trainer.state(self._batches(trainer, self.round, trainer.present) if self._reestimates else None)
 
     def _batches(self, trainer: Trainer, t: int, present: tuple[int, ...] | None) -> list[Batch]:
-        """Return what this rank trains on in round 1, 2, …: nothing else is read."""
+        """Return this rank's batches for round 1, 2, …; no others are read."""
         chosen = range(self.world.devices) if present is None else present
         local = [device for device in chosen if device in trainer.batch_devices]
         return self.world.batches(t, local) if local else []

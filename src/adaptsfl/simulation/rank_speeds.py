@@ -1,4 +1,4 @@
-"""How fast every rank is, so that quick ones train more devices: timed once per experiment, kept beside its runs."""
+"""The speed of every rank, so that fast ranks train more devices: timed once per experiment, stored beside its runs."""
 
 import json
 import math
@@ -15,18 +15,18 @@ from adaptsfl.training.timing import time_layers
 
 VARIABLE, EQUAL = "ADAPTSFL_RANK_SPEEDS", "equal"
 SPEEDS = "ranks.json"
-ALIKE = 0.8  # of the fastest: from there on it is as likely chance as a slower machine
+ALIKE = 0.8  # of the fastest rank's speed; smaller differences may be noise
 REPEATS = 5
 
 
 class RankSpeeds:
-    """What is known of the ranks of an experiment.
+    """The speeds of the ranks of an experiment.
 
-    An order of additions depends on who trains which devices. So ranks of the same machines keep what they were found
-    to be when the experiment began: however often they are started again, the weights are the same bit for bit.
+    The order of floating-point additions depends on which rank trains which devices. So ranks on the same machines
+    keep the speeds measured when the experiment began: after any restart the weights are the same bit for bit.
 
     Attributes:
-        speeds: of every rank, the fastest having 1.
+        speeds: of every rank; the fastest has 1.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, ranks: Ranks) -> None:
@@ -44,24 +44,24 @@ class RankSpeeds:
             self.speeds = speeds_of(ranks.all_gather(_seconds(recipe)))
 
     def keep(self) -> None:
-        """Write down what was timed; the first rank does so once the folder is its own."""
+        """Store speeds that were timed now; the first rank calls this once it holds the lock of the folder."""
         if self._timed:
             text = json.dumps({"hosts": self._hosts, "speeds": self.speeds}, indent=1)
             replace_file(self._place, lambda path: path.write_text(text + "\n"))
 
     def _kept(self) -> tuple[float, ...] | None:
-        """Return what was found before, if that was of these machines."""
+        """Return the stored speeds if they were measured on these machines, else None."""
         try:
             found = json.loads(self._place.read_text())
             if found["hosts"] == self._hosts:
                 return _positive(found["speeds"], len(self._hosts))
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # not there, or damaged: it can be timed again
+            pass  # missing or damaged: the ranks are timed again
         return None
 
 
 def speeds_of(seconds: list[float]) -> tuple[float, ...]:
-    """Return the speed of every rank beside the fastest; equal where they are nearly so, or where one is not known."""
+    """Return every rank's speed relative to the fastest: 1 if nearly as fast, and 1 for all if one is not known."""
     least = min(seconds)
     if least <= 0:
         return (1.0,) * len(seconds)
@@ -69,13 +69,13 @@ def speeds_of(seconds: list[float]) -> tuple[float, ...]:
 
 
 def _seconds(recipe: Recipe) -> float:
-    """Return how long one mini-batch takes, with the other ranks at work as well; 0 if that cannot be said."""
+    """Return the seconds of one mini-batch while the other ranks compute too; 0 if it cannot be measured."""
     try:
         model, example = split_model(recipe.model, to_train=True)
         for piece in model.pieces:
             piece.to(recipe.training.device)
         times = time_layers(model, example.to(recipe.training.device), recipe.training.batch_size, REPEATS)
-    except Exception:  # whatever is wrong is said where the model is built to be trained
+    except Exception:  # the same error is raised where the model is built for training
         return 0.0
     return sum(times.forward_s) + sum(times.backward_s)
 
@@ -91,7 +91,7 @@ def _given(text: str, ranks: int) -> tuple[float, ...]:
 
 
 def _positive(numbers: list[float], count: int) -> tuple[float, ...]:
-    """Return numbers if there are so many and all are positive."""
+    """Return the numbers if there are `count` of them, all positive; else raise ValueError."""
     if len(numbers) != count or not all(0 < number < math.inf for number in numbers):
         raise ValueError(f"{numbers} for {count} ranks")
     return tuple(numbers)

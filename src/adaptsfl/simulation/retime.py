@@ -1,7 +1,7 @@
-"""Recorded runs charged anew under another fleet, without training: what was learned and decided stays as it was.
+"""Recomputes the times of recorded runs for another fleet, without training: results and decisions stay as they were.
 
-For a policy that does not look at the fleet, that is exactly the run that the other fleet would have given. For one
-that does, it is what its decisions, made for one fleet, would have cost on another.
+For a policy that ignores the fleet, the result is exactly a run on the other fleet. For a policy that uses it, the
+result is the time that decisions made for the first fleet would have taken on the other.
 """
 
 import json
@@ -27,15 +27,15 @@ from adaptsfl.simulation.trainers import trainer_kind
 from adaptsfl.simulation.world import TrueFleet
 
 RETIMED_FROM = "retimed_from"
-OF_A_DEPLOYMENT = ("predicted", "measured")  # estimates: the phases as they were foreseen there, and as they were
+OF_A_DEPLOYMENT = ("predicted", "measured")  # keys of `estimates`: its predicted and measured phases
 
 
 def retime(runs: Sequence[Run], fleet: FleetConfig, out: Path, *, name: str = "") -> list[Run]:
     """Charge runs under another fleet and write them to `out`, one folder each, named as before.
 
     Args:
-        fleet: as a recipe has it; every run's seed is added to its seed.
-        name: what the fleet is called, for run.json.
+        fleet: as in a recipe; every run's seed is added to its seed.
+        name: the name of the fleet, for run.json.
     """
     targets = [out / run.folder.resolve().name for run in runs]
     for run, target in zip(runs, targets, strict=True):
@@ -48,7 +48,7 @@ def retime(runs: Sequence[Run], fleet: FleetConfig, out: Path, *, name: str = ""
 
 
 def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, Any], list[Block]]:
-    """Return what run.json and the record of a run are under another fleet."""
+    """Return the content of run.json and the blocks of a run under another fleet."""
     config = config.model_copy(update={"seed": config.seed + run.seed})
     other = TrueFleet.of(config)
     first = other.fleet_at(1)
@@ -65,8 +65,8 @@ def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, An
     observer = Observer(other.measured_at, smoothed=smoothed)
     with _of(run):
         blocks = [_charged(block, clock, observer) for block in run.blocks]
-    info.pop("identity", None)  # it is not what `simulate` gives on that fleet
-    info.pop("real", None)  # from here on the seconds of a deployment are virtual
+    info.pop("identity", None)  # it is not a run of `simulate` on that fleet
+    info.pop("real", None)  # the seconds of a retimed deployment are virtual
     info |= {
         "recipe": {**recipe, "fleet": plain(config.model_dump(mode="json"))},
         "fleet": name,
@@ -79,7 +79,7 @@ def retimed(run: Run, config: FleetConfig, name: str = "") -> tuple[dict[str, An
 
 @contextmanager
 def _of(run: Run) -> Iterator[None]:
-    """Name the run whose files hold what cannot be used."""
+    """Add the run's folder to errors that do not name a file."""
     try:
         yield
     except InvalidInput as error:
@@ -87,7 +87,7 @@ def _of(run: Run) -> Iterator[None]:
 
 
 def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
-    """Return the block with everything new that the fleet decides."""
+    """Return the block with all fields recomputed that depend on the fleet."""
     members = tuple(device for device, cut in enumerate(block.cuts) if cut)
     everybody = len(members) == len(block.cuts)
     placed = tuple(block.cuts[device] for device in members)
@@ -96,7 +96,7 @@ def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
     order = Order(decision, block.rounds, block.first_round, present=block.present)
     seen = observer.at(block.first_round)
     here = seen if everybody else seen.subset(members)
-    predicted_s = clock.predicted_s(order, here)  # before the copies grow older
+    predicted_s = clock.predicted_s(order, here)  # before `charge` advances the schedule
     reestimated = [row[0] for row in block.evaluations] if block.reestimated else []
     charged = clock.charge(order, members, block.measuring, reestimated)
     for t in range(block.first_round + 1, block.last_round + 1):
@@ -118,14 +118,14 @@ def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
 
 
 def _stragglers(recipe: Mapping[str, Any], fleet: Fleet) -> Faults:
-    """Return the recipe's faults without those who come and go: who was there is recorded, who was slow is not."""
+    """Return the recipe's stragglers only: the record says which devices were present, but not which were slow."""
     config = parse(FaultsConfig, recipe.get("faults", {}))
     slow_only = config.model_copy(update={"trace": None, "dropout_rate": 0.0, "participation": 1.0})
     return faults_from(slow_only, [fleet.name(k) for k in range(fleet.size)])
 
 
 def _check_target(run: Run, target: Path, targets: Sequence[Path]) -> None:
-    """Refuse to write over what was not made by retiming the same run."""
+    """Refuse to overwrite anything but an earlier retiming of the same run."""
     if targets.count(target) > 1:
         problem = f"two of the runs are called {target.name!r}"
         raise InvalidInput("out", problem, "Retime the experiments one by one, each into a folder of its own")

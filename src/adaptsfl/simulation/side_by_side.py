@@ -1,11 +1,11 @@
 """Runs of one or more experiments side by side, in worker processes.
 
-Every worker does what `Experiment.execute` does, with the same files in the end. The calling process hands out the
-runs and passes on how they go. A run that fails, or whose process is killed, is lost alone. Stopped by Ctrl-C or
-SIGTERM, every worker saves its run as a single process would, and the same call goes on.
+Every worker does what `Experiment.execute` does, with the same files in the end. The calling process dispatches
+the runs and reports their progress. A run that fails, or whose process is killed, does not affect the others. On Ctrl-C
+or SIGTERM every worker saves its run as a single process would, and the same call continues it later.
 
 `concurrent.futures.ProcessPoolExecutor` cannot do this: it ends all its processes when one is killed, does not say how
-that one ended, and has no way to stop tasks that run.
+that one ended, and cannot stop running tasks.
 """
 
 import multiprocessing
@@ -36,15 +36,15 @@ STOP_TIMEOUT_S = 60.0  # for workers that save what they have
 STOPPED = 130  # exit code of a worker that was stopped
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-Work = tuple[Experiment, list[Job]]  # what a worker does at a time: a policy with one seed, on all fleets
+Work = tuple[Experiment, list[Job]]  # sent to a worker at once: a policy with one seed, on all fleets
 
 
 def execute_side_by_side(
     experiments: Sequence[Experiment], processes: int, watcher: Watcher | None = None
 ) -> list[list[Run]]:
-    """Do every run that is not done yet, in so many processes; return all that there are, by experiment, in order.
+    """Execute every unfinished run, in `processes` processes; return all runs by experiment, in order.
 
-    Each process gets its share of torch's threads. If there is only one, it is the calling one.
+    Each process gets its share of torch's threads. With `processes` = 1, the calling process executes all runs.
     """
     checks.whole_number("processes", processes)
     _check_folders(experiments)
@@ -80,7 +80,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, where signals can be handled: in the main thread."""
+    """Handle SIGTERM like Ctrl-C; only the main thread can install signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -96,7 +96,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 @dataclass(eq=False)
 class Worker:
-    """A worker process, the pipe to it, and the jobs that it has still to do, the first of them now."""
+    """A worker process, the pipe to it, and its remaining jobs, of which the first is running."""
 
     process: BaseProcess
     pipe: "Connection[Any, Any]"
@@ -104,18 +104,18 @@ class Worker:
 
 
 class Workers:
-    """Worker processes that execute all jobs of some experiments, and what came of these.
+    """Worker processes that execute all jobs of some experiments, and the results.
 
     Attributes:
-        jobs: those of each experiment, with its number.
-        runs: by job, as far as there is anything of it.
+        jobs: the jobs of each experiment, with its number.
+        runs: by job; only jobs of which something is stored.
     """
 
     def __init__(self, experiments: Sequence[Experiment], processes: int, watcher: Watcher) -> None:
         self.experiments, self.processes, self.watcher = experiments, processes, watcher
         self.jobs = [[replace(job, experiment=k) for job in made.jobs] for k, made in enumerate(experiments)]
         self.runs: dict[Job, Run] = {}
-        self._waiting: deque[deque[Job]] = deque()  # each for one worker
+        self._waiting: deque[deque[Job]] = deque()  # each entry is for one worker
         self._workers: dict[Connection[Any, Any], Worker] = {}
         self._any_began = False  # whether any worker ever sent a message
 
@@ -141,7 +141,7 @@ class Workers:
             self._stop()
 
     def _sort_out(self) -> None:
-        """Keep the runs that were done before and are still valid; all others wait for a worker."""
+        """Keep finished runs that are still valid; queue all others for a worker."""
         units: dict[tuple[int, str, int], deque[Job]] = {}
         for job in (job for jobs in self.jobs for job in jobs):
             try:
@@ -169,7 +169,7 @@ class Workers:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        # By the number asked for, not by how many have work: a run that was stopped goes on with as many as before.
+        # Divided by the requested processes, not the busy ones: a stopped run continues with as many threads as before.
         threads = max(1, torch.get_num_threads() // self.processes)
         worker = Worker(context.Process(target=_work, args=(theirs, threads)), ours)
         with _signals_blocked():
@@ -179,16 +179,16 @@ class Workers:
         self._hand_out(worker)
 
     def _hand_out(self, worker: Worker) -> None:
-        """Give a worker its next jobs, or let it end if none are left."""
+        """Send a worker its next jobs, or None, which ends it, if no jobs are left."""
         work: Work | None = None
         if self._waiting:
             worker.jobs = self._waiting.popleft()
             work = (self.experiments[worker.jobs[0].experiment], list(worker.jobs))
-        with suppress(OSError):  # it was killed: its pipe says so when it is read
+        with suppress(OSError):  # it was killed: `_receive` detects that
             worker.pipe.send(work)
 
     def _receive(self, worker: Worker) -> None:
-        """Pass on what a worker says about its first job."""
+        """Report a worker's message about its first job to the watcher."""
         try:
             event, *details = worker.pipe.recv()
         except (EOFError, OSError):
@@ -206,13 +206,13 @@ class Workers:
             self._ended(job, *details) if event == "ends" else self._failed(job, RunFailed(*details))
 
     def _lose(self, worker: Worker) -> None:
-        """Go on without a worker whose process has ended: as it should, or in the middle of a run."""
+        """Remove a worker whose process has ended, as expected or in the middle of a run."""
         worker.process.join()
         worker.pipe.close()
         del self._workers[worker.pipe]
         code = worker.process.exitcode
         how = _how_it_ended(code)
-        if not self._any_began and (code is None or code >= 0):  # a signal is no reason to expect the same of others
+        if not self._any_began and (code is None or code >= 0):  # after a signal, other workers may still start
             remedy = "See what it printed. A script that calls this must do so under if __name__ == '__main__'"
             raise RunFailed("ProcessEnded", f"a worker process {how} before it began. {remedy}.")
         if worker.jobs:
@@ -223,7 +223,7 @@ class Workers:
             self._failed(job, RunFailed("ProcessEnded", f"its process {how}. {remedy}."))
 
     def _stop(self) -> None:
-        """Let all workers save what they have and end; kill those that do not."""
+        """Ask all workers to save their runs and end; kill those that do not end in time."""
         workers = list(self._workers.values())
         try:
             for worker in workers:
@@ -248,8 +248,8 @@ def _how_it_ended(exit_code: int | None) -> str:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block Ctrl-C and SIGTERM: in a process that is started here, until it handles them; here, until it is listed."""
-    resource_tracker.ensure_running()  # which would unblock them
+    """Block Ctrl-C and SIGTERM: in the new process until it handles them, in this one until the worker is listed."""
+    resource_tracker.ensure_running()  # its start would unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -262,7 +262,7 @@ def _signals_blocked() -> Iterator[None]:
 
 def _work(pipe: "Connection[Any, Any]", threads: int) -> None:
     """Execute the jobs that come through the pipe until there are no more, or until SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the calling process hears it too, and then sends SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the calling process receives it too, and then sends SIGTERM
     signal.signal(signal.SIGTERM, _interrupt_once)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
@@ -270,7 +270,7 @@ def _work(pipe: "Connection[Any, Any]", threads: int) -> None:
         caller, at_hand = Caller(pipe), -1
         while (work := caller.next_work()) is not None:
             given, jobs = work
-            if jobs[0].experiment != at_hand:  # else the experiment at hand has its model and data already
+            if jobs[0].experiment != at_hand:  # otherwise the current experiment already holds its model and data
                 at_hand, experiment = jobs[0].experiment, given
             for job in jobs:
                 experiment.attempt(job, caller.watcher)
@@ -281,25 +281,25 @@ def _work(pipe: "Connection[Any, Any]", threads: int) -> None:
 
 
 def _interrupt_once(_number: int, _frame: object) -> None:
-    """Stop, and let nothing disturb what is saved then."""
+    """Stop, and ignore further signals while the run is saved."""
     _ignore_sigterm()
     raise KeyboardInterrupt
 
 
 def _ignore_sigterm() -> None:
-    signal.signal(signal.SIGTERM, lambda _number, _frame: None)  # Python complains about SIG_IGN if one just came
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)  # SIG_IGN gives an error if a signal is pending
 
 
 class Caller:
     """The calling process, as a worker sees it. If it has ended, the worker stops as after SIGTERM.
 
     Attributes:
-        watcher: passes on to it how a run goes.
+        watcher: sends the progress of a run to the calling process.
     """
 
     def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self.pipe = pipe
-        # The calling process itself has remarked which runs are done again.
+        # The calling process itself has already reported which runs are repeated.
         self.watcher = Watcher(
             begins=lambda _job, rounds: self._send("begins", rounds),
             on_round=self._on_round,
@@ -310,7 +310,7 @@ class Caller:
         self._round, self._trained, self._reported_at = 0, 0, 0.0
 
     def next_work(self) -> Work | None:
-        """Wait for jobs and their experiment; None if all is done."""
+        """Wait for jobs and their experiment; return None if no jobs are left."""
         try:
             work: Work | None = self.pipe.recv()
         except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""What was learned, block by block, kept in a file: blocks that recur are looked up instead of trained again."""
+"""A file of training results, block by block: blocks that recur are looked up instead of trained again."""
 
 import errno
 import json
@@ -15,16 +15,16 @@ from adaptsfl.training.estimate import ConstantsSample
 
 
 class Store:
-    """What blocks gave, by name, in a file that any number of runs may add to, in any number of processes.
+    """The results of blocks by key, in a file to which any number of runs and processes may append.
 
     Attributes:
-        known: what this process knows of; `find` also sees what others have added since.
+        known: the results that this process has read or added; `find` also reads what others have added since.
     """
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
         self.known: dict[str, Learned] = {}
-        self._read_bytes = 0  # of the file: whole lines
+        self._read_bytes = 0  # of the file, complete lines only
         self._read_on()
 
     def find(self, key: str) -> Learned | None:
@@ -48,14 +48,14 @@ class Store:
         with self.file.open("rb") as file:
             file.seek(self._read_bytes)
             lines = file.read().split(b"\n")
-        self._read_bytes += sum(len(line) + 1 for line in lines[:-1])  # the last one may be in the making
+        self._read_bytes += sum(len(line) + 1 for line in lines[:-1])  # the last line may be incomplete
         for line in lines:
             try:
                 entry = json.loads(line)
                 if entry["check"] == _check(entry["key"], entry["learned"]):
                     self.known.setdefault(entry["key"], _from_data(entry["learned"]))
             except (ValueError, KeyError, TypeError):
-                continue  # torn by a crash while it was written, or damaged since: trained again
+                continue  # incomplete after a crash, or damaged: the block is trained again
 
 
 def _append_line(place: Path, line: str) -> None:
@@ -63,17 +63,17 @@ def _append_line(place: Path, line: str) -> None:
     handle = os.open(place, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(handle).st_size
-        # The end of the last line was never written. Or it is being written right now: an empty line does no harm.
+        # The last line is incomplete after a crash, or is being written right now: then an empty line does no harm.
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
         content = (("\n" if torn else "") + line + "\n").encode()
-        if os.write(handle, content) < len(content):  # whoever reads it trains this block again
+        if os.write(handle, content) < len(content):  # readers skip the incomplete line
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
     finally:
         os.close(handle)
 
 
 def _check(key: str, data: Any) -> str:
-    """Return what tells a line that was changed from one that was written."""
+    """Return a checksum that detects damaged lines."""
     return sha256(f"{key} {json.dumps(data)}".encode()).hexdigest()[:16]
 
 

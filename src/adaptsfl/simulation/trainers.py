@@ -1,4 +1,4 @@
-"""The ways to train that a policy may name: how each is made, what it needs of a decision, what its rounds take."""
+"""The trainers that a policy may name: how to make each, which decisions it can follow, how long its rounds take."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ class TrainerKind:
 
     Attributes:
         make: makes the trainer of a run, from its world, its first decision, and whether to record divergence.
-        round_time: what one of its rounds takes.
-        averages: whether copies are averaged. Where one model is trained, batch-norm's running statistics are its own.
+        round_time: how long one of its rounds takes.
+        averages: whether copies are averaged. If not, there is one model, with its own batch-norm statistics.
         measured_round: trains a round and measures the paper's constants; None where that is not possible.
-        takes_turns: whether devices take turns with one model. Then they need the same cut, which is kept with the
-            interval for the whole run, and only one rank could work at a time.
+        takes_turns: whether devices take turns with one model. Then they need the same cut, cut and
+            interval stay the same for the whole run, and only one rank could work at a time.
         pooled: whether the server holds all samples itself.
     """
 
@@ -49,7 +49,7 @@ class TrainerKind:
         return self.averages and reestimates(world.recipe.training, world.model, world.devices)
 
     def check(self, decision: Decision, first: Decision) -> None:
-        """Refuse a decision that it cannot follow; `first` is that of the run's first block."""
+        """Refuse a decision that this trainer cannot follow; `first` is that of the run's first block."""
         same = (decision.deepest, decision.interval) == (first.deepest, first.interval)
         if self.takes_turns and (len(set(decision.cuts)) > 1 or not same):
             problem = f"is {decision.cuts}, with interval {decision.interval}"
@@ -104,7 +104,7 @@ TRAINERS: Mapping[str, TrainerKind] = {
     for kind in (
         TrainerKind("engine", _engine, measured_round=measured_round),
         # Devices that take turns with the server model (SplitFed V2) still compute and send at the same time, and the
-        # server's work is the same in any order: a round takes what it takes with the engine.
+        # server's work is the same in any order: a round takes as long as with the engine.
         TrainerKind("turns", partial(_sequential, relayed=False), takes_turns=True),
         TrainerKind("relay", partial(_sequential, relayed=True), relayed_time, averages=False, takes_turns=True),
         TrainerKind(
@@ -115,7 +115,7 @@ TRAINERS: Mapping[str, TrainerKind] = {
 
 
 def trainer_kind(name: str) -> TrainerKind:
-    """Return the way to train of that name, as a run's record has it."""
+    """Return the trainer kind of a name that run.json contains."""
     if name not in TRAINERS:
         raise unknown("trainer", name, tuple(TRAINERS), "Use a version of AdaptSFL that knows it")
     return TRAINERS[name]

@@ -1,4 +1,4 @@
-"""Whether a finished run is still valid: all that it depended on, part by part, when it ran and now."""
+"""Checks whether a finished run is still valid: compares all that it depended on, part by part, then and now."""
 
 import json
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ WORDS = {
     "faults_trace": "the trace of the faults",
 }
 
-# Keys of a recipe that change no run: which runs there are, what is reported of them, how often they are saved. Files
-# count by their content, not by their path.
+# Keys of a recipe that do not change the result of a run: which runs there are, what is reported, how often they are
+# saved. Files are compared by content, not by path.
 IRRELEVANT: dict[str, Any] = {
     "name": True,
     "deploy": True,
@@ -44,19 +44,19 @@ IRRELEVANT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Contents:
-    """Fingerprints of what runs of one seed read: the samples, and the initial weights of a model of the user's own."""
+    """Fingerprints of the inputs of one seed's runs: the samples, and the initial weights of a user's own model."""
 
     data: str
     initial_weights: str
 
     @classmethod
     def of(cls, world: World) -> "Contents":
-        """Return those of a world that exists."""
+        """Return the fingerprints of an existing world."""
         return cls(world.data.content, _weights(world.recipe, world.model.module))
 
     @classmethod
     def read(cls, recipe: Recipe, seed: int) -> "Contents":
-        """Return those of the world that a recipe would give, without splitting, profiling or sharing out anything."""
+        """Return the fingerprints for a recipe without building its world: no splitting, profiling or partitioning."""
         weights = ""
         if _is_own(recipe.model.name):
             torch.manual_seed(seed)
@@ -66,7 +66,7 @@ class Contents:
 
 
 def depends_on_seed(recipe: Recipe) -> bool:
-    """Whether contents may be others for another seed: what a factory of the user's own gives may be drawn."""
+    """Whether contents may differ between seeds: a user's own factory may use random numbers."""
     return any(_is_own(name) for name in (recipe.model.name, (recipe.data or DataConfig()).name))
 
 
@@ -74,7 +74,7 @@ def identity_of(recipe: Recipe, seed: int, policy: str, contents: Contents) -> I
     """Return all that the run of a policy depends on.
 
     Args:
-        recipe: as the run's world has it, with its seed and its fleet in it.
+        recipe: that of the run's world, with its final seeds and its fleet.
     """
     return {
         "versions": f"adaptsfl {adaptsfl.__version__}, torch {torch.__version__}",
@@ -89,7 +89,7 @@ def identity_of(recipe: Recipe, seed: int, policy: str, contents: Contents) -> I
 
 
 def why_outdated(then: Identity | None, now: Identity) -> str:
-    """Return in words why a run may not be valid any more; an empty text if it is."""
+    """Return the reason why a run may be outdated, as text; empty if the run is valid."""
     if not then:
         return "its run.json does not say what code and data it ran with"
     changed = [WORDS[part] for part, value in now.items() if then.get(part) != value]

@@ -1,4 +1,4 @@
-"""All that a run is made of and that no policy changes: model, data, fleet, and how to train and evaluate."""
+"""Everything in a run that no policy changes: model, data, fleet, and how to train and evaluate."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ from adaptsfl.training.sharding import Sharding
 
 @dataclass(frozen=True, eq=False)
 class TrueFleet:
-    """The resources of a fleet over rounds, as they are and as they are measured."""
+    """The true and the measured resources of a fleet, round by round."""
 
     resources: Resources
     noise: MeasurementNoise
@@ -99,7 +99,7 @@ class World(TrueFleet):
         return optimizer_settings(self.recipe.training)
 
     def batches(self, round_: int, present: Sequence[int] | None = None) -> list[Batch]:
-        """Return one mini-batch per present device for round 1, 2, …; all must be devices whose samples are here."""
+        """Return one mini-batch per present device for round 1, 2, …; this rank must hold their samples."""
         here = range(self.devices) if present is None else present
         batch = self.data.batches.at(round_ - 1, [self._row[device] for device in here])
         inputs, labels = (torch.split(tensor, self.batch_size) for tensor in (batch.inputs, batch.labels))
@@ -111,37 +111,37 @@ class World(TrueFleet):
 
     @cached_property
     def model_code(self) -> str | None:
-        """A name for the code of a model of the user's own; None where it cannot be read."""
+        """A fingerprint of the code of a user's own model; None if the code cannot be read."""
         return factories.code_of("model", self.recipe.model.name)
 
     @cached_property
     def learning_identity(self) -> str:
-        """A name for everything that decides what is learned, but for the schedule: equal names, equal weights.
+        """A key for everything but the schedule that determines the trained weights: equal keys, equal weights.
 
-        Where the model's code cannot be read, no other world has the same name.
+        If the model's code cannot be read, no other world has the same key.
         """
         return self.fingerprint if self.model_code is not None else uuid4().hex[:16]
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same name, equal on all ranks also where the model's code cannot be read."""
+        """The same key, but equal on all ranks even if the model's code cannot be read."""
         recipe = self.recipe.model_dump(mode="json", include={"model", "training", "data"})
         recipe["seed"], recipe["devices"] = self.seed, self.devices
         recipe["evaluation"] = [self.run.evaluate_every, self.run.test_samples]
         recipe["versions"] = [torch.__version__, adaptsfl.__version__]
         recipe["content"] = self.data.content
         recipe["parts"] = [fingerprint(torch.from_numpy(part)) for part in self.data.parts]
-        # A factory of the user's own may give another model tomorrow, under the same name.
+        # A user's own factory may return a different model later, under the same name.
         recipe["code"] = self.model_code
         recipe["weights"] = {name: fingerprint(value) for name, value in self.model.module.state_dict().items()}
         recipe["work"] = [self.costs.forward_flops.tolist(), self.costs.activation_bits.tolist()]
-        for key in ("path", "cache"):  # where samples lie does not matter
+        for key in ("path", "cache"):  # the location of the samples does not matter
             recipe["data"].pop(key)
         return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def evaluate(self) -> Callable[[Mapping[str, Tensor]], tuple[float, float]]:
-        """A function from a state_dict to accuracy and loss on the test samples, which ranks share."""
+        """A function from a state_dict to accuracy and loss on the test samples, which the ranks divide."""
         device = self.recipe.training.device
         net = deepcopy(self.model.module).to(device).eval()
         test, wanted = self.data.dataset.test, self.run.test_samples
@@ -173,7 +173,7 @@ def make_world(
     """Build everything that a recipe names, with every check that can be made before training starts.
 
     Args:
-        like: a world of the same seed whose recipe differs in its fleet at most; model and data are then shared.
+        like: a world of the same seed whose recipe differs at most in its fleet; model and data are then shared.
         ranks: the processes that train together; each keeps the training samples of its own devices only.
         pooled: whether the first rank needs all samples, because it trains one model on them by itself.
     """
@@ -194,7 +194,7 @@ def make_world(
     else:
         costs = _charged(recipe.model.model_dump_json(), batch_size, recipe.training.optimizer)
         _check_layers(model.layers, costs.layers)
-    torch.manual_seed(seed)  # a dataset of the user's own may draw from it: the same samples, whatever the model drew
+    torch.manual_seed(seed)  # a user's own dataset may draw random numbers: the samples do not depend on the model
     data = prepare(
         data_config,
         devices=devices,
@@ -210,19 +210,19 @@ def make_world(
 
 @lru_cache(maxsize=4)
 def _charged(model: str, batch_size: int, optimizer: Optimizer) -> CutCosts:
-    """Return the costs of the model that is charged for another; every world of a sweep asks for the same."""
+    """Return the costs of the `charged_as` model; cached, because all worlds of a sweep need the same."""
     return model_costs(ModelConfig.model_validate_json(model), batch_size, optimizer)
 
 
 def _check_layers(learning: int, charged: int) -> None:
-    """Refuse a model charged for another one that is cut elsewhere."""
+    """Refuse a `charged_as` model whose number of layers differs from that of the trained model."""
     if learning != charged:
         problem = f"gives a model of {charged} layers, the one that learns has {learning}"
         raise InvalidInput("model.charged_as", problem, "Change options that keep the layers, such as width")
 
 
 def check_inputs(example: Tensor, data: PreparedData) -> None:
-    """Refuse samples of another shape than the model takes."""
+    """Refuse samples whose shape the model does not accept."""
     expected, found = tuple(example.shape[1:]), tuple(data.dataset.train.inputs.shape[1:])
     if expected != found:
         problem = f"has samples of shape {found}, the model takes {expected}"
