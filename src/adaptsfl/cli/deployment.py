@@ -87,10 +87,7 @@ def join(
         bool, typer.Option(help="Measure links first, by some MB; else the first rounds tell.")
     ] = True,
     patience: Annotated[
-        float,
-        typer.Option(
-            help="How long to retry while the server closes connections without a reason.", metavar="SECONDS", min=0
-        ),
+        float, typer.Option(help="Retry so long if the server closes connections.", metavar="SECONDS", min=0)
     ] = 60.0,
 ) -> None:
     """Train as a device of a deployment, on data that never leave this machine."""
