@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from adaptsfl.checks import SMALLEST
 from adaptsfl.convergence import Constants, ConvergenceModel, GrowthRounds, PowerRounds, RoundsModel, RoundsTable
 from adaptsfl.costs import CutCosts
-from adaptsfl.fleet import FLEETS, Fleet, Server
+from adaptsfl.fleet import FIXED, FLEETS, SERVER_FIXED, Fleet, Server
 from adaptsfl.paper_costs import vgg16
 from adaptsfl.planner import PlanProblem
 
@@ -144,6 +144,19 @@ def tables(draw, layers: int) -> RoundsTable:
 
 
 @st.composite
+def with_fixed_costs(draw, fleet: Fleet) -> Fleet:
+    """The fleet with fixed seconds, some of them 0, and with a fed server that takes time to average."""
+    seconds = st.sampled_from([0.0, 0.0, 1.0]) | st.floats(0, 50).map(whole_if_tiny)
+    server = dataclasses.replace(
+        fleet.server,
+        **{name: draw(seconds) for name in SERVER_FIXED},
+        averaging_bps=draw(st.none() | st.floats(0.1, 1000)),
+    )
+    of_devices = {name: draw(st.lists(seconds, min_size=fleet.size, max_size=fleet.size)) for name in FIXED}
+    return dataclasses.replace(fleet, server=server, **of_devices)
+
+
+@st.composite
 def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
     """Problems that exhaustive search can solve, among them ties, equal devices, infeasible ones and odd drifts."""
     devices = draw(st.integers(1, kind.most_devices))
@@ -167,6 +180,8 @@ def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
     if kind.slow_server:
         server = dataclasses.replace(server, flops=server.flops * draw(st.sampled_from([0.1, 1.0, 3.0])))
     fleet = Fleet(*(rates() for _ in range(5)), server=server, memory_bytes=limits)
+    if draw(st.booleans()):
+        fleet = draw(with_fixed_costs(fleet))
     costs = CutCosts(
         forward_flops=np.cumsum(per_layer()),
         backward_flops=np.cumsum(per_layer()),

@@ -107,6 +107,25 @@ def test_one_line_per_file_in_order(write):
     assert data[1]["predicted_time_s"] < data[2]["predicted_time_s"] < data[0]["predicted_time_s"]
 
 
+def test_fixed_seconds_are_planned_with_and_shown(write):
+    """All of an uplink's 1000 s beside rates of a few: every phase that has fixed seconds shows them."""
+    fixed = changed("devices.uplink_s", [1000, 1000])
+    fixed["server"] |= {"turn_s": 100, "averaging_s": 500}
+    file = write("fixed.json", fixed)
+    (data,) = lines(run(file, "--json", "--sensitivity"))
+    phases = {phase["phase"]: phase["seconds"] for phase in data["phases"]}
+    assert phases["a2"] > 1000
+    assert phases["a3"] >= 100
+    assert phases["b2"] == 500
+    assert data["interval"] >= lines(run(write("good.json", GOOD), "--json"))[0]["interval"]
+    rows = {(row["resource"], row["factor"]): row["kept_time_s"] for row in data["sensitivity"]}
+    kept = [rows["fixed seconds", factor] for factor in (0.5, 2.0)]
+    assert kept[0] < data["predicted_time_s"] < kept[1]
+    for solver in ("bcd", "exhaustive"):
+        (other,) = lines(run(file, "--json", "--solver", solver))
+        assert other["predicted_time_s"] == pytest.approx(data["predicted_time_s"])
+
+
 def test_sensitivity_on_request(write):
     (data,) = lines(run(write("good.json", GOOD), "--json", "--sensitivity"))
     assert {row["resource"] for row in data["sensitivity"]} == set(planner.whatif.RESOURCES)
@@ -247,6 +266,11 @@ def test_help_says_all_defaults(command, monkeypatch):
         ("float", 1, r"float: is not a known key"),
         ("", 1, r"'': is not a known key"),
         ("convergence.budget", -1e60, r"convergence.budget: is -1e+60"),
+        ("devices.uplink_s", [1.0], r"devices.uplink_s: has 1 entries, expected 2. Give 2, one per device"),
+        ("devices.uplink_s", [], r"devices.uplink_s: is empty. Give a plain list"),
+        ("devices.uplink_s", [1.0, -1.0], r"devices.uplink_s[1]: is -1. Give a number ≥ 0"),
+        ("server.averaging_s", -1, r"server.averaging_s: is -1. Give a number ≥ 0"),
+        ("server.averaging_bps", 0, r"server.averaging_bps: is 0. Give a number above zero"),
         ("batch_size", 1.5, r"batch_size: is 1.5. Give a whole number"),
         ("batch_size", 0, r"batch_size: is 0"),
         ("learning_rate", 0, r"learning_rate: is 0. Give a number above zero"),

@@ -6,6 +6,7 @@ import pytest
 from adaptsfl.config import FleetConfig, NoiseConfig, parse
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import (
+    FIXED,
     FLEETS,
     RATES,
     ConstantResources,
@@ -26,7 +27,7 @@ SERVER = Server(2e13, 4e8, 4e8)
 
 def same(one: Fleet, other: Fleet) -> bool:
     return one.server == other.server and all(
-        np.array_equal(getattr(one, rate), getattr(other, rate)) for rate in RATES
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in (*RATES, *FIXED)
     )
 
 
@@ -188,6 +189,20 @@ def test_trace_may_give_memory(tmp_path):
     assert read_trace(tmp_path / "again.csv").at(0).memory_bytes.tolist() == [5000.0, np.inf]
 
 
+def test_trace_may_give_fixed_seconds(tmp_path):
+    rates = {rate: [1.0, 2.0] for rate in RATES}
+    fixed = {name: [0.0, 0.25 * k] for k, name in enumerate(FIXED)}
+    server = Server(1.0, 2.0, 3.0, turn_s=4.0, to_fed_s=5.0, from_fed_s=6.0, averaging_s=7.0, averaging_bps=8.0)
+    fleet = Fleet(**rates, **fixed, server=server, names=("phone", "board"))
+    write_trace(tmp_path / "t.csv", [fleet])
+    assert same(read_trace(tmp_path / "t.csv").at(0), fleet)
+    header, rows = HEADER.strip() + ",uplink_s\n", ROUND_0.replace("\n", ",\n")
+    replayed = trace(tmp_path, header + rows + "2,phone,,,,,,0.5\n")
+    assert [replayed.at(round_).uplink_s[0] for round_ in (0, 2)] == [0.0, 0.5]
+    with pytest.raises(InvalidInput, match=r"line 5: uplink_s: is -0.5. Give a number ≥ 0"):
+        trace(tmp_path, header + rows + "2,phone,,,,,,-0.5\n")
+
+
 def test_trace_can_start_again(tmp_path):
     replayed = trace(tmp_path, HEADER + ROUND_0 + "2,phone,,7,,,\n", repeats=True)
     assert [replayed.at(round_).uplink_bps[0] for round_ in range(7)] == [10, 10, 7, 10, 10, 7, 10]
@@ -249,6 +264,20 @@ def test_recipe_chooses_what_is_redrawn():
     assert np.array_equal(resources.at(0).flops, resources.at(1).flops)
 
 
+def test_recipe_gives_fixed_times_in_milliseconds_and_draws_rates_as_without_them():
+    plain = {"devices": 5, "seed": 3}
+    fixed = {"uplink_ms": [20.0, 80.0], "forward_ms": 3.0, "server_turn_ms": 2.0, "averaging_ms": 1.0}
+    more = {"averaging_mbps": 100.0, "redraw": ["device_tflops", "uplink_ms"]}
+    resources = resources_from(parse(FleetConfig, plain | fixed | more))
+    fleet, without = resources.at(0), resources_from(parse(FleetConfig, plain | {"redraw": ["device_tflops"]})).at(0)
+    assert all(np.array_equal(getattr(fleet, rate), getattr(without, rate)) for rate in RATES)
+    assert 0.02 <= fleet.uplink_s.min() < fleet.uplink_s.max() <= 0.08
+    assert not np.array_equal(fleet.uplink_s, resources.at(1).uplink_s)
+    assert fleet.forward_s.tolist() == [0.003] * 5
+    assert fleet.downlink_s.tolist() == [0.0] * 5
+    assert fleet.server == dataclasses.replace(without.server, turn_s=0.002, averaging_s=0.001, averaging_bps=1e8)
+
+
 def test_recipe_noise():
     assert noise_from(NoiseConfig(uplink_cv=0.2), seed=4) == MeasurementNoise(uplink_cv=0.2, seed=4)
 
@@ -266,6 +295,9 @@ def test_recipe_noise():
         ({"uplink_mbps": [1.0, 2.0, 3.0]}, r"uplink_mbps: has 3 entries"),
         ({"uplink_mbps": -1.0}, r"uplink_mbps\[0\]: is -1"),
         ({"server_tflops": 0.0}, r"server_tflops: is 0"),
+        ({"uplink_ms": [-1.0, 1.0]}, r"uplink_ms\[0\]: is -1. Give a number ≥ 0"),
+        ({"averaging_mbps": 0.0}, r"averaging_mbps: is 0. Give a number above zero"),
+        ({"uplink_ms": 1.0, "trace": "t.csv"}, r"uplink_ms: is given beside trace"),
         ({"redraw": ["uplink"]}, r"redraw\[0\]: is 'uplink'"),
     ],
 )

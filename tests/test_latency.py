@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptsfl import latency
-from adaptsfl.fleet import RATES
+from adaptsfl.fleet import FIXED, RATES
 from problems import Small, by_hand, small_problems
 
 CUTS = np.array([1, 2])
@@ -49,6 +49,47 @@ def test_terms_worked_by_hand(function, expected):
     Round: max(2+10, 3+8) + 4.8 + max(5+4, 4+6) = 12 + 4.8 + 10 = 26.8. Aggregation: max(6, 2) + max(3, 1) = 9.
     """
     np.testing.assert_allclose(of(function), expected, rtol=1e-15)
+
+
+def with_fixed_costs():
+    """The problem worked by hand, with fixed seconds that are powers of ten, each with its own."""
+    problem = by_hand()
+    server = dataclasses.replace(
+        problem.fleet.server, turn_s=10.0, to_fed_s=20.0, from_fed_s=30.0, averaging_s=40.0, averaging_bps=12.0
+    )
+    fixed = {name: [100.0 + 10 * k, 200.0 + 10 * k] for k, name in enumerate(FIXED)}
+    return dataclasses.replace(problem, fleet=dataclasses.replace(problem.fleet, server=server, **fixed))
+
+
+def test_fixed_seconds_worked_by_hand():
+    """The times of above, and fixed seconds: 100, 110, …, 150 of device 1 and 200, 210, …, 250 of device 2.
+
+    a1: 102 and 203. a2: 120+10 and 220+8. a3: 10+4.8. a4: 130+5 and 230+4. a5: 110+4 and 210+6. b1: 140+4 and 240+6,
+    server 20+2. b2: 40 and 2·48/12 = 8. b3: 150+2 and 250+3, server 30+1.
+    Round: 203+228 + 14.8 + 234+216 = 895.8. Aggregation: 246 + 48 + 253 = 547.
+    """
+    problem = with_fixed_costs()
+    moment = problem.costs, problem.fleet, CUTS
+    assert problem.round_s(CUTS) == pytest.approx(895.8, rel=1e-15)
+    assert problem.aggregation_s(CUTS) == pytest.approx(547.0, rel=1e-15)
+    phases = [phase.seconds for phase in latency.phase_times(*moment, problem.batch_size)]
+    assert phases == pytest.approx([203.0, 228.0, 14.8, 234.0, 216.0, 246.0, 48.0, 253.0], rel=1e-15)
+    assert latency.server_model_upload_s(*moment) == 22.0
+    assert latency.server_model_download_s(*moment) == 31.0
+    assert latency.server_turns_s(*moment, problem.batch_size) == pytest.approx(24.8)  # devices in turn: two turns
+
+
+def test_a_transfer_of_nothing_takes_no_time():
+    """Equal cuts leave the server nothing to exchange; a layer without parameters or outputs has nothing to send."""
+    problem = with_fixed_costs()
+    assert latency.server_model_upload_s(problem.costs, problem.fleet, np.array([2, 2])) == 0
+    assert latency.server_model_download_s(problem.costs, problem.fleet, np.array([2, 2])) == 0
+    nothing = {key: [0.0, 0.0, 0.0] for key in ("activation_bits", "gradient_bits", "client_model_bits")}
+    costs = dataclasses.replace(problem.costs, **nothing)
+    for function in (latency.client_model_upload_s, latency.client_model_download_s):
+        np.testing.assert_array_equal(function(costs, problem.fleet, CUTS), [0.0, 0.0])
+    for function in (latency.activation_upload_s, latency.gradient_download_s):
+        np.testing.assert_array_equal(function(costs, problem.fleet, CUTS, 2), [0.0, 0.0])
 
 
 def with_statistics():

@@ -71,12 +71,12 @@ def whole_number(field: str, value: Any, *, at_least: int = 1, at_most: int = LA
     return number
 
 
-def bounds(field: str, value: float | Sequence[float]) -> tuple[float, float]:
-    """Return one positive number, or [low, high], as lower and upper bound."""
+def bounds(field: str, value: float | Sequence[float], *, positive: bool = True) -> tuple[float, float]:
+    """Return one number, or [low, high], as lower and upper bound: above 0 if `positive`, else 0 or more."""
     values = value if isinstance(value, Sequence) else (value, value)
     if len(values) != 2:
         raise InvalidInput(field, f"has {len(values)} entries", "Give one number, or [low, high]")
-    low, high = (number(f"{field}[{k}]", bound, positive=True) for k, bound in enumerate(values))
+    low, high = (number(f"{field}[{k}]", bound, positive=positive) for k, bound in enumerate(values))
     if low > high:
         raise InvalidInput(field, f"is [{low:g}, {high:g}]", "Give the lower bound first")
     return low, high

@@ -4,8 +4,12 @@
 (plans, N), or every cut of every device at once as a column of shape (L, 1). Each function returns one entry per
 device, or one per plan for what a server does.
 
+Paper: every term is work over a speed, or bits over a rate. Here: fixed seconds come on top (`fleet.FIXED`), 0 by
+default. Because: on real machines and networks every pass and every message takes some time however small it is. A
+transfer of nothing takes no time.
+
     a1 client forward      T_i^F              b1 model upload      T_{c,i}^U and T_s^U
-    a2 activation upload   T_{a,i}^U          b2 aggregation       (zero, as in the paper)
+    a2 activation upload   T_{a,i}^U          b2 aggregation       (zero in the paper)
     a3 server's turn       T_s^F + T_s^B      b3 model download    T_{c,i}^D and T_s^D
     a4 gradient download   T_{g,i}^D
     a5 client backward     T_i^B
@@ -33,14 +37,20 @@ PHASES = {
 }
 
 
+def transfer_s(bits: FloatArray, rate_bps: FloatArray | float, fixed_s: FloatArray | float) -> FloatArray:
+    """Seconds of a transfer: fixed ones, and the bits over the rate; 0 if there is nothing to send."""
+    seconds = bits / rate_bps
+    return np.where(bits > 0, fixed_s + seconds, 0.0) if np.any(fixed_s) else np.asarray(seconds)
+
+
 def client_forward_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
     """a1, T_i^F = b ρ_{cut(i)} / f_i."""
-    return batch_size * costs.forward_flops[cuts - 1] / fleet.flops
+    return fleet.forward_s + batch_size * costs.forward_flops[cuts - 1] / fleet.flops
 
 
 def activation_upload_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
     """a2, T_{a,i}^U = b ψ_{cut(i)} / r_i^U."""
-    return batch_size * costs.activation_bits[cuts - 1] / fleet.uplink_bps
+    return transfer_s(batch_size * costs.activation_bits[cuts - 1], fleet.uplink_bps, fleet.uplink_s)
 
 
 def server_flops(costs: CutCosts, cuts: IntArray) -> FloatArray:
@@ -56,17 +66,22 @@ def remaining_flops(costs: CutCosts) -> FloatArray:
 
 def server_turn_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
     """a3, T_s^F + T_s^B = b (Φ_s^F + Φ_s^B) / f_s: the server works for all devices."""
-    return batch_size * server_flops(costs, cuts) / fleet.server.flops
+    return fleet.server.turn_s + batch_size * server_flops(costs, cuts) / fleet.server.flops
+
+
+def server_turns_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """a3 where devices train one after another, and the server has one turn for each."""
+    return server_turn_s(costs, fleet, cuts, batch_size) + (fleet.size - 1) * fleet.server.turn_s
 
 
 def gradient_download_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
     """a4, T_{g,i}^D = b χ_{cut(i)} / r_i^D."""
-    return batch_size * costs.gradient_bits[cuts - 1] / fleet.downlink_bps
+    return transfer_s(batch_size * costs.gradient_bits[cuts - 1], fleet.downlink_bps, fleet.downlink_s)
 
 
 def client_backward_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
     """a5, T_i^B = b ϖ_{cut(i)} / f_i."""
-    return batch_size * costs.backward_flops[cuts - 1] / fleet.flops
+    return fleet.backward_s + batch_size * costs.backward_flops[cuts - 1] / fleet.flops
 
 
 def to_server_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
@@ -81,12 +96,12 @@ def from_server_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int
 
 def client_model_upload_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
     """b1, T_{c,i}^U = δ_{cut(i)} / r_{i,f}^U."""
-    return costs.client_model_bits[cuts - 1] / fleet.fed_uplink_bps
+    return transfer_s(costs.client_model_bits[cuts - 1], fleet.fed_uplink_bps, fleet.fed_uplink_s)
 
 
 def client_model_download_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
     """b3, T_{c,i}^D = δ_{cut(i)} / r_{i,f}^D."""
-    return costs.client_model_bits[cuts - 1] / fleet.fed_downlink_bps
+    return transfer_s(costs.client_model_bits[cuts - 1], fleet.fed_downlink_bps, fleet.fed_downlink_s)
 
 
 def non_common_bits(costs: CutCosts, cuts: IntArray) -> FloatArray:
@@ -97,12 +112,20 @@ def non_common_bits(costs: CutCosts, cuts: IntArray) -> FloatArray:
 
 def server_model_upload_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
     """b1, T_s^U = Λ_s / r_{s,f}."""
-    return non_common_bits(costs, cuts) / fleet.server.to_fed_bps
+    return transfer_s(non_common_bits(costs, cuts), fleet.server.to_fed_bps, fleet.server.to_fed_s)
 
 
 def server_model_download_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
     """b3, T_s^D = Λ_s / r_{f,s}."""
-    return non_common_bits(costs, cuts) / fleet.server.from_fed_bps
+    return transfer_s(non_common_bits(costs, cuts), fleet.server.from_fed_bps, fleet.server.from_fed_s)
+
+
+def averaging_s(costs: CutCosts, fleet: Fleet, deepest: IntArray) -> FloatArray:
+    """b2: the fed server averages layers 1 … L_c of N devices, N δ_{L_c} bits. It depends on the deepest cut only."""
+    server = fleet.server
+    if server.averaging_bps is None:
+        return np.full(np.shape(deepest), server.averaging_s)
+    return server.averaging_s + fleet.size * costs.client_model_bits[deepest - 1] / server.averaging_bps
 
 
 def round_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
@@ -115,11 +138,13 @@ def round_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> F
 
 
 def aggregation_s(costs: CutCosts, fleet: Fleet, cuts: IntArray) -> FloatArray:
-    """One aggregation: max_i {T_{c,i}^U, T_s^U} + max_i {T_{c,i}^D, T_s^D}."""
+    """One aggregation: max_i {T_{c,i}^U, T_s^U} + b2 + max_i {T_{c,i}^D, T_s^D}."""
     uploads = np.max(client_model_upload_s(costs, fleet, cuts), axis=-1)
     downloads = np.max(client_model_download_s(costs, fleet, cuts), axis=-1)
-    return np.maximum(uploads, server_model_upload_s(costs, fleet, cuts)) + np.maximum(
-        downloads, server_model_download_s(costs, fleet, cuts)
+    return (
+        np.maximum(uploads, server_model_upload_s(costs, fleet, cuts))
+        + averaging_s(costs, fleet, np.max(cuts, axis=-1))
+        + np.maximum(downloads, server_model_download_s(costs, fleet, cuts))
     )
 
 
@@ -131,7 +156,7 @@ def block_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, inte
 def server_forward_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
     """T_s^F = b Σ_i (ρ_L − ρ_{cut(i)}) / f_s: the server's turn without the backward pass."""
     forward = costs.forward_flops[-1] - costs.forward_flops[cuts - 1]
-    return batch_size * np.sum(forward, axis=-1) / fleet.server.flops
+    return fleet.server.turn_s + batch_size * np.sum(forward, axis=-1) / fleet.server.flops
 
 
 def statistics_bits(costs: CutCosts, cuts: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -148,11 +173,28 @@ def statistics_bits(costs: CutCosts, cuts: IntArray) -> tuple[FloatArray, FloatA
 
 def reestimation_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
     """Re-estimating batch-norm's statistics: one forward pass per device, upload and download of statistics."""
-    devices, server = statistics_bits(costs, cuts)
-    uploads = np.maximum(np.max(devices / fleet.fed_uplink_bps, axis=-1), server / fleet.server.to_fed_bps)
-    downloads = np.maximum(np.max(devices / fleet.fed_downlink_bps, axis=-1), server / fleet.server.from_fed_bps)
+    (device_up, server_up), (device_down, server_down) = _statistics_transfers(costs, fleet, cuts)
     forward = np.max(to_server_s(costs, fleet, cuts, batch_size), axis=-1)
-    return forward + server_forward_s(costs, fleet, cuts, batch_size) + uploads + downloads
+    return (
+        forward
+        + server_forward_s(costs, fleet, cuts, batch_size)
+        + np.maximum(np.max(device_up, axis=-1), server_up)
+        + np.maximum(np.max(device_down, axis=-1), server_down)
+    )
+
+
+def _statistics_transfers(
+    costs: CutCosts, fleet: Fleet, cuts: IntArray
+) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
+    """Return the seconds that each device, and the edge server, need to send statistics, and to receive them."""
+    devices, edge = statistics_bits(costs, cuts)
+    server = fleet.server
+    upload = transfer_s(devices, fleet.fed_uplink_bps, fleet.fed_uplink_s)
+    download = transfer_s(devices, fleet.fed_downlink_bps, fleet.fed_downlink_s)
+    return (
+        (upload, transfer_s(edge, server.to_fed_bps, server.to_fed_s)),
+        (download, transfer_s(edge, server.from_fed_bps, server.from_fed_s)),
+    )
 
 
 @dataclass(frozen=True)
@@ -194,7 +236,7 @@ def phase_times(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) 
         PhaseTime("a4", float(download), fleet.name(last)),
         PhaseTime("a5", float(backward), fleet.name(last)),
         _slower("b1", client_model_upload_s(costs, fleet, cuts), server_model_upload_s(costs, fleet, cuts), fleet),
-        PhaseTime("b2", 0.0, FED_SERVER),
+        PhaseTime("b2", float(averaging_s(costs, fleet, np.asarray(np.max(cuts)))), FED_SERVER),
         _slower("b3", client_model_download_s(costs, fleet, cuts), server_model_download_s(costs, fleet, cuts), fleet),
     )
 
@@ -202,13 +244,13 @@ def phase_times(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) 
 def reestimation_times(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> tuple[PhaseTime, ...]:
     """Break a re-estimation down into the phases that it has in common with rounds: they add up to `reestimation_s`."""
     first = int(np.argmax(to_server_s(costs, fleet, cuts, batch_size)))
-    devices, server = statistics_bits(costs, cuts)
+    uploads, downloads = _statistics_transfers(costs, fleet, cuts)
     return (
         PhaseTime("a1", float(client_forward_s(costs, fleet, cuts, batch_size)[first]), fleet.name(first)),
         PhaseTime("a2", float(activation_upload_s(costs, fleet, cuts, batch_size)[first]), fleet.name(first)),
         PhaseTime("a3", float(server_forward_s(costs, fleet, cuts, batch_size)), EDGE_SERVER),
-        _slower("b1", devices / fleet.fed_uplink_bps, server / fleet.server.to_fed_bps, fleet),
-        _slower("b3", devices / fleet.fed_downlink_bps, server / fleet.server.from_fed_bps, fleet),
+        _slower("b1", *uploads, fleet),
+        _slower("b3", *downloads, fleet),
     )
 
 

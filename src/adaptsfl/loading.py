@@ -129,7 +129,7 @@ def problem_from_file(file: ProblemFile) -> PlanProblem:
     with inside("server"):
         server = Server(**file.server.model_dump())
     with inside("devices"):
-        devices = file.devices.model_dump(exclude={"memory_bytes", "names"})
+        devices = file.devices.model_dump(exclude={"memory_bytes", "names"}, exclude_none=True)
         limits = file.devices.memory_bytes
         if limits is not None:  # null means no limit; a file must not contain infinity
             checks.vector("memory_bytes", [1.0 if limit is None else limit for limit in limits], positive=True)

@@ -35,3 +35,4 @@ NonNegative = Annotated[float, checked(checks.number)]
 Share = Annotated[float, checked(checks.number, at_most=1)]
 PositiveShare = Annotated[float, checked(checks.number, positive=True, at_most=1)]
 Range = Annotated[float | list[float], checked(checks.bounds)]  # one value for all devices, or [low, high] to draw from
+ZeroRange = Annotated[float | list[float], checked(checks.bounds, positive=False)]  # the same, from 0 on

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from adaptsfl import checks
-from adaptsfl.config.ranges import Count, Natural, NonNegative, Positive, PositiveShare, Range, Share, checked
+from adaptsfl.config.ranges import (
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Range,
+    Share,
+    ZeroRange,
+    checked,
+)
 
 MOST_DEVICES = 10_000_000
 
@@ -197,6 +207,17 @@ class FleetConfig(Section):
     server_tflops: Positive | None = None
     server_to_fed_mbps: Positive | None = None
     server_from_fed_mbps: Positive | None = None
+    forward_ms: ZeroRange | None = None  # fixed times, besides work and bits: of every forward pass
+    backward_ms: ZeroRange | None = None
+    uplink_ms: ZeroRange | None = None  # of every transfer
+    downlink_ms: ZeroRange | None = None
+    fed_uplink_ms: ZeroRange | None = None
+    fed_downlink_ms: ZeroRange | None = None
+    server_turn_ms: NonNegative | None = None
+    server_to_fed_ms: NonNegative | None = None
+    server_from_fed_ms: NonNegative | None = None
+    averaging_ms: NonNegative | None = None
+    averaging_mbps: Positive | None = None  # bits of layers that the fed server averages per second
     redraw: list[str] | None = None
     noise: NoiseConfig = NoiseConfig()
     trace: str | None = None
@@ -288,14 +309,25 @@ class DevicesSection(Section):
     fed_downlink_bps: list[float]
     memory_bytes: list[float | None] | None = None
     names: list[str] | None = None
+    forward_s: list[float] | None = None  # fixed seconds of every forward pass, backward pass and transfer
+    backward_s: list[float] | None = None
+    uplink_s: list[float] | None = None
+    downlink_s: list[float] | None = None
+    fed_uplink_s: list[float] | None = None
+    fed_downlink_s: list[float] | None = None
 
 
 class ServerSection(Section):
-    """The edge server and its links with the fed server, in SI units."""
+    """The edge server, its links with the fed server, and the fed server's averaging, in SI units."""
 
     flops: float
     to_fed_bps: float
     from_fed_bps: float
+    turn_s: float = 0.0  # fixed seconds
+    to_fed_s: float = 0.0
+    from_fed_s: float = 0.0
+    averaging_s: float = 0.0
+    averaging_bps: float | None = None
 
 
 class CutsSection(Section):

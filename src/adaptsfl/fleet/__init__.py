@@ -5,7 +5,7 @@ A `Fleet` is a snapshot: all resources as arrays with one entry per device. Thre
 random draws are seeded by (seed, round), so that round 1000 can be computed without the 999 rounds before it.
 """
 
-from adaptsfl.fleet.fleet import RATES, Device, Fleet, Server, memory_limits
+from adaptsfl.fleet.fleet import FIXED, RATES, SERVER_FIXED, Device, Fleet, Server, memory_limits
 from adaptsfl.fleet.recipe import noise_from, resources_from
 from adaptsfl.fleet.resources import (
     FLEETS,
@@ -18,8 +18,10 @@ from adaptsfl.fleet.resources import (
 from adaptsfl.fleet.trace import TraceResources, read_trace, write_trace
 
 __all__ = [
+    "FIXED",
     "FLEETS",
     "RATES",
+    "SERVER_FIXED",
     "ConstantResources",
     "Device",
     "Fleet",

@@ -6,10 +6,11 @@ from pathlib import Path
 from adaptsfl import checks
 from adaptsfl.config import FleetConfig, NoiseConfig
 from adaptsfl.errors import InvalidInput
-from adaptsfl.fleet.fleet import RATES
+from adaptsfl.fleet.fleet import FIXED, RATES
 from adaptsfl.fleet.resources import (
     FLEETS,
     MEGA,
+    MILLI,
     REDRAWN_IN_THE_PAPER,
     TERA,
     FleetRanges,
@@ -28,6 +29,7 @@ _CONFIG_KEYS = {
     "fed_uplink_bps": ("fed_uplink_mbps", MEGA),
     "fed_downlink_bps": ("fed_downlink_mbps", MEGA),
     "memory_bytes": ("memory_mb", MEGA),
+    **{name: (name.removesuffix("_s") + "_ms", MILLI) for name in FIXED},
 }
 
 
@@ -40,7 +42,7 @@ def resources_from(config: FleetConfig) -> Resources:
     if config.base not in FLEETS:
         raise InvalidInput("base", f"is {config.base!r}", f"Choose one of: {', '.join(FLEETS)}")
     ranges = _ranges_from(config, FLEETS[config.base])
-    rate_of = {key: rate for rate, (key, _) in _CONFIG_KEYS.items() if rate in RATES}
+    rate_of = {key: rate for rate, (key, _) in _CONFIG_KEYS.items() if rate in (*RATES, *FIXED)}
     for index, key in enumerate(config.redraw or ()):
         if key not in rate_of:
             raise InvalidInput(f"redraw[{index}]", f"is {key!r}", f"Choose from: {', '.join(rate_of)}")
@@ -58,12 +60,17 @@ def _ranges_from(config: FleetConfig, base: FleetRanges) -> FleetRanges:
     for rate, (key, unit) in _CONFIG_KEYS.items():
         value = getattr(config, key)
         if value is not None:
-            low, high = checks.bounds(key, value)
+            low, high = checks.bounds(key, value, positive=rate not in FIXED)
             given[rate] = (low * unit, high * unit)
     server = {
         "flops": (config.server_tflops, TERA),
         "to_fed_bps": (config.server_to_fed_mbps, MEGA),
         "from_fed_bps": (config.server_from_fed_mbps, MEGA),
+        "turn_s": (config.server_turn_ms, MILLI),
+        "to_fed_s": (config.server_to_fed_ms, MILLI),
+        "from_fed_s": (config.server_from_fed_ms, MILLI),
+        "averaging_s": (config.averaging_ms, MILLI),
+        "averaging_bps": (config.averaging_mbps, MEGA),
     }
     changed = {name: value * unit for name, (value, unit) in server.items() if value is not None}
     logarithmic = base.logarithmic if config.distribution is None else config.distribution == "log-uniform"

@@ -7,9 +7,9 @@ import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.checks import FloatArray
-from adaptsfl.fleet.fleet import RATES, Fleet, Server
+from adaptsfl.fleet.fleet import FIXED, RATES, Fleet, Server
 
-TERA, MEGA = 1e12, 1e6
+TERA, MEGA, MILLI = 1e12, 1e6, 1e-3
 
 
 class Resources(Protocol):
@@ -31,12 +31,16 @@ class ConstantResources:
         return self.fleet
 
 
+NONE = (0.0, 0.0)  # no fixed seconds
 PAPER_SERVER = Server(20 * TERA, 400 * MEGA, 400 * MEGA)
 
 
 @dataclass(frozen=True)
 class FleetRanges:
-    """Ranges from which the resources of devices are drawn, uniformly or log-uniformly. Defaults: Table II."""
+    """Ranges from which the resources of devices are drawn. Defaults: Table II.
+
+    Rates and memory are drawn uniformly or log-uniformly, fixed seconds uniformly: they may be 0.
+    """
 
     flops: tuple[float, float] = (1 * TERA, 2 * TERA)
     uplink_bps: tuple[float, float] = (75 * MEGA, 80 * MEGA)
@@ -46,18 +50,25 @@ class FleetRanges:
     memory_bytes: tuple[float, float] | None = None
     server: Server = PAPER_SERVER
     logarithmic: bool = False
+    forward_s: tuple[float, float] = NONE
+    backward_s: tuple[float, float] = NONE
+    uplink_s: tuple[float, float] = NONE
+    downlink_s: tuple[float, float] = NONE
+    fed_uplink_s: tuple[float, float] = NONE
+    fed_downlink_s: tuple[float, float] = NONE
 
     def sample(self, devices: int, rng: np.random.Generator) -> Fleet:
         """Draw a fleet of that many devices."""
         checks.whole_number("devices", devices)
         rates: dict[str, Any] = {name: self.draw(name, devices, rng) for name in RATES}
         memory = None if self.memory_bytes is None else self.draw("memory_bytes", devices, rng)
-        return Fleet(**rates, server=self.server, memory_bytes=memory)
+        fixed: dict[str, Any] = {name: self.draw(name, devices, rng) for name in FIXED if getattr(self, name) != NONE}
+        return Fleet(**rates, **fixed, server=self.server, memory_bytes=memory)
 
     def draw(self, resource: str, devices: int, rng: np.random.Generator) -> FloatArray:
         """Draw one resource of every device."""
         low, high = getattr(self, resource)
-        if self.logarithmic:
+        if self.logarithmic and resource not in FIXED:
             # exp and log round: without the clip a draw could leave its range by one unit in the last place.
             return np.clip(np.exp(rng.uniform(np.log(low), np.log(high), devices)), low, high)
         return rng.uniform(low, high, devices)
@@ -96,7 +107,7 @@ class RedrawnResources:
     def at(self, round_: int) -> Fleet:
         """Return the fleet of that round: it depends on the seed and the round only."""
         rng = np.random.default_rng([self.seed, 1, round_])
-        drawn = {name: self.ranges.draw(name, self.devices, rng) for name in RATES if name in self.redrawn}
+        drawn = {name: self.ranges.draw(name, self.devices, rng) for name in (*RATES, *FIXED) if name in self.redrawn}
         return self.fleet.with_rates(drawn)
 
 

@@ -1,7 +1,8 @@
 """Traces: a fleet's resources recorded as CSV, and replayed.
 
 A row gives one device's rates from its round on, until the device's next row; an empty cell means "as before". The row
-of the device called "server" gives the edge server: its flops, and its links to and from the fed server.
+of the device called "server" gives the edge server: its flops, and its links to and from the fed server. Columns of
+memory and of fixed seconds are optional.
 """
 
 import csv
@@ -14,12 +15,18 @@ import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, naming
-from adaptsfl.fleet.fleet import RATES, Fleet, Server, memory_limits
+from adaptsfl.fleet.fleet import FIXED, RATES, Fleet, Server, memory_limits
 
 TRACE_COLUMNS = ("round", "device", *RATES)
 MEMORY = "memory_bytes"  # an optional column; without it there are no limits
 SERVER_ROW = "server"
 _SERVER_COLUMNS = {"flops": "flops", "fed_uplink_bps": "to_fed_bps", "fed_downlink_bps": "from_fed_bps"}
+_SERVER_OPTIONAL = {
+    "fed_uplink_s": "to_fed_s",
+    "fed_downlink_s": "from_fed_s",
+    **{name: name for name in ("turn_s", "averaging_s", "averaging_bps")},
+}
+OPTIONAL_COLUMNS = (MEMORY, *FIXED, "turn_s", "averaging_s", "averaging_bps")
 
 
 @dataclass(frozen=True)
@@ -64,14 +71,16 @@ def read_trace(path: Path, *, repeats: bool = False) -> TraceResources:
 
 def write_trace(path: Path, fleets: Iterable[Fleet]) -> None:
     """Write one fleet per round, from round 0 on, as a trace."""
+    servers = (_SERVER_COLUMNS | _SERVER_OPTIONAL).items()
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*TRACE_COLUMNS, MEMORY])
+        writer = csv.DictWriter(file, [*TRACE_COLUMNS, *OPTIONAL_COLUMNS])
+        writer.writeheader()
         for round_, fleet in enumerate(fleets):
-            server = fleet.server
-            writer.writerow([round_, SERVER_ROW, server.flops, "", "", server.to_fed_bps, server.from_fed_bps, ""])
+            server = {column: getattr(fleet.server, name) for column, name in servers}
+            writer.writerow({"round": round_, "device": SERVER_ROW, **server})
             for device in fleet:
-                writer.writerow([round_, device.name, *(getattr(device, name) for name in (*RATES, MEMORY))])
+                numbers = {name: getattr(device, name) for name in (*RATES, MEMORY, *FIXED)}
+                writer.writerow({"round": round_, "device": device.name, **numbers})
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -94,14 +103,15 @@ def _parsed(row: Mapping[str, str]) -> tuple[int, str, dict[str, float]]:
     """Return the round of a row, its device, and the rates that it gives."""
     if not row["device"]:
         raise InvalidInput("device", "is empty", "Name the device")
-    wanted = _SERVER_COLUMNS if row["device"] == SERVER_ROW else (*RATES, MEMORY)
+    is_server = row["device"] == SERVER_ROW
+    wanted = (*_SERVER_COLUMNS, *_SERVER_OPTIONAL) if is_server else (*RATES, MEMORY, *FIXED)
     try:
         round_ = int(row["round"])
         values = {name: float(row[name]) for name in wanted if row.get(name) not in ("", None)}
     except (TypeError, ValueError) as error:
         raise InvalidInput("", f"is not a number: {error}", "Give plain numbers") from None
     for name, value in values.items():
-        checks.number(name, value, positive=True)
+        checks.number(name, value, positive=not name.endswith("_s"))
     return round_, row["device"], values
 
 
@@ -115,8 +125,11 @@ def _moment(state: dict[str, dict[str, float]], path: Path) -> Fleet:
         for column in _SERVER_COLUMNS if name == SERVER_ROW else RATES:
             if column not in values:
                 raise InvalidInput(column, f"is empty for {name!r} in round 0", "Give a value", source=str(path))
-    server = Server(**{ours: state[SERVER_ROW][theirs] for theirs, ours in _SERVER_COLUMNS.items()})
+    known = state[SERVER_ROW]
+    columns = (_SERVER_COLUMNS | _SERVER_OPTIONAL).items()
+    server = Server(**{name: known[column] for column, name in columns if column in known})
     limits = [state[name].get(MEMORY) for name in names]
     rates: dict[str, Any] = {rate: np.array([state[name][rate] for name in names]) for rate in RATES}
     memory = None if all(limit is None for limit in limits) else memory_limits(limits)
-    return Fleet(**rates, server=server, memory_bytes=memory, names=tuple(names))
+    fixed: dict[str, Any] = {name: np.array([state[device].get(name, 0.0) for device in names]) for name in FIXED}
+    return Fleet(**rates, **fixed, server=server, memory_bytes=memory, names=tuple(names))

@@ -53,11 +53,13 @@ def bounds_by_deepest(problem: PlanProblem, least: FloatArray) -> FloatArray:
     """
     remaining = np.append(latency.remaining_flops(problem.costs), 0.0)  # the last entry: no cut is allowed
     flops = remaining[deepest_allowed(problem) - 1].sum(axis=1)
-    round_s = least[0] + problem.batch_size * flops / problem.fleet.server.flops + least[1]
+    server = problem.fleet.server
+    round_s = least[0] + server.turn_s + problem.batch_size * flops / server.flops + least[1]
+    averaging_s = latency.averaging_s(problem.costs, problem.fleet, np.arange(1, problem.layers + 1))
     possible = np.flatnonzero(np.isfinite(round_s))
     bounds = np.full(problem.layers, np.inf)
     rule = interval_rule(problem, possible + 1)
-    bounds[possible] = rule.best_time_s(round_s[possible], (least[2] + least[3])[possible])
+    bounds[possible] = rule.best_time_s(round_s[possible], (least[2] + averaging_s + least[3])[possible])
     return bounds
 
 

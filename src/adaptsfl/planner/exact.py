@@ -162,7 +162,7 @@ class _Search:
         exchanged_s = self.server.exchanged_s(box.settled_bits + float(self.server.bits[cuts].sum()), box.deepest)
         round_s = float(low[0] + turn_s + low[1])
         exchange_s = np.maximum(low[2:], exchanged_s)
-        aggregation_s = float(exchange_s.sum())
+        aggregation_s = float(exchange_s.sum()) + self.server.averaging_s(box.deepest)
         slack_s = rule.round_cap_s(self.goal_s, aggregation_s) - round_s
         if slack_s <= 0:
             return None

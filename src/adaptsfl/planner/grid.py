@@ -55,12 +55,15 @@ class ServerLoad:
         self.flops_unit = _unit(remaining, devices)
         self.bits = np.append(0.0, -_summable(-problem.costs.client_model_bits, devices))
         self._all_bits = np.append(0.0, problem.costs.client_model_bits * devices)
-        self._seconds_per_flop = problem.batch_size / server.flops
+        self._turn_s, self._seconds_per_flop = server.turn_s, problem.batch_size / server.flops
         self._seconds_per_bit = np.array([1 / server.to_fed_bps, 1 / server.from_fed_bps])
+        self._transfer_s = np.array([server.to_fed_s, server.from_fed_s])
+        every_cut = np.arange(1, problem.layers + 1)
+        self._averaging_s = latency.averaging_s(problem.costs, problem.fleet, every_cut)
 
     def turn_s(self, flops: FloatArray | float) -> FloatArray:
         """T_s^F + T_s^B, if the devices leave `flops` to the server."""
-        return np.asarray(self._seconds_per_flop * flops)
+        return np.asarray(self._turn_s + self._seconds_per_flop * flops)
 
     @property
     def flops_per_s(self) -> float:
@@ -70,7 +73,14 @@ class ServerLoad:
     def exchanged_s(self, bits: FloatArray | float, deepest: int) -> FloatArray:
         """T_s^U and T_s^D, if the devices hold `bits` together and the deepest cut is `deepest`: shape (2, …)."""
         exchanged = np.maximum(self._all_bits[deepest] - bits, 0.0)
-        return np.multiply.outer(self._seconds_per_bit, exchanged)
+        seconds: FloatArray = np.multiply.outer(self._seconds_per_bit, exchanged)
+        if self._transfer_s.any():
+            seconds += np.multiply.outer(self._transfer_s, exchanged > 0)
+        return seconds
+
+    def averaging_s(self, deepest: int) -> float:
+        """B2, if the deepest cut is `deepest`."""
+        return float(self._averaging_s[deepest - 1])
 
 
 class Grid:
@@ -88,6 +98,7 @@ class Grid:
         self, box: Box, corners: Corners, rule: IntervalRule, server: ServerLoad, goal_s: float, *, charged: bool
     ) -> None:
         self.box, self.corners, self.rule, self.server = box, corners, rule, server
+        self.averaging_s = server.averaging_s(box.deepest)
         cuts = np.arange(1, box.deepest + 1)[:, None]
         self.useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are no device's deepest in this box
         self.values = [_candidates(low, term[self.useful]) for low, term in zip(box.low, corners.times, strict=True)]
@@ -128,7 +139,8 @@ class Grid:
             return
         row, column = self._least(self.bound_s)
         base = self.low_s[:, row, column]
-        interval = float(self.rule.best(base[0] + base[1] + self.turn_s[row, column], base[2] + base[3]))
+        aggregation_s = base[2] + self.averaging_s + base[3]
+        interval = float(self.rule.best(base[0] + base[1] + self.turn_s[row, column], aggregation_s))
         others = [term for term in range(4) if term not in self.axes]
         worth = self.server.flops_per_s / np.array([1.0, 1.0, interval, interval])
         thresholds = [Threshold(self.corners.times[term], base[term], worth[term]) for term in others]
@@ -189,7 +201,7 @@ class Grid:
 
     def _weight(self, terms: FloatArray) -> FloatArray:
         """Return the weight of a second of T3 … T6 in a round, at the best interval for these terms."""
-        interval = float(self.rule.best(terms[0] + terms[1], terms[2] + terms[3]))
+        interval = float(self.rule.best(terms[0] + terms[1], terms[2] + self.averaging_s + terms[3]))
         return np.array([1.0, 1.0, 1 / interval, 1 / interval])
 
     def _terms(self, edge: FloatArray, bands: list[FloatArray]) -> FloatArray:
@@ -205,7 +217,8 @@ class Grid:
         """Return the best times of these cells, and infinity for the others."""
         times = np.full(cells.shape, np.inf)
         to_server, from_server, upload, download = terms[:, cells]
-        times[cells] = self.rule.best_time_s(to_server + turn_s[cells] + from_server, upload + download)
+        aggregation_s = upload + self.averaging_s + download
+        times[cells] = self.rule.best_time_s(to_server + turn_s[cells] + from_server, aggregation_s)
         return times
 
     def _split_cells(self, alive: BoolArray, axis: int) -> list[tuple[float, Box]]:

@@ -7,7 +7,8 @@ Variables: μ_{i,j} ∈ {0, 1} for every device and allowed cut, and T₁ … T�
 subject to C3 (one cut per device) and R1 … R8 (the maxima). T₁ is the progress of a round that is lost because L_c is
 above 1, 1/R(I, 1) − 1/R(I, L_c): a maximum over devices, because R does not fall with L_c. With the paper's bound
 that is γI²·4β²γ²(G̃²(L_c) − G̃²(1))/2ϑ, the paper's T₁ up to constants. The constant −λ/R(I, 1) changes no choice and
-is left out.
+is left out. Fixed seconds of a transfer between the servers count only if there is something to send: one more binary
+variable, z = 1 if some device's cut is shallower than the deepest. b2 depends on T₂ alone.
 HiGHS works with absolute tolerances, so T₁ and T₂ are given in units of their largest value, the other T in units of
 the seconds that a known plan takes, and the objective is divided by the same seconds.
 """
@@ -24,7 +25,7 @@ from adaptsfl.errors import SolverError
 from adaptsfl.planner.problem import PlanProblem
 
 RELATIVE_GAP = 1e-9
-T1, T2, T3, T4, T5, T6 = range(6)  # columns of the auxiliary variables, after all the μ
+T1, T2, T3, T4, T5, T6, Z = range(7)  # columns of the auxiliary variables, after all the μ
 OPTIMAL, LIMIT_REACHED = 0, 1  # scipy's codes
 
 
@@ -58,8 +59,8 @@ class CutProgram:
         matrix, lower, upper = self._constraints(seconds)
         answer = scipy.optimize.milp(
             self._objective(price, seconds),
-            integrality=np.repeat([1, 0], [self.choices, 6]),
-            bounds=scipy.optimize.Bounds(0, np.repeat([1, np.inf], [self.choices, 6])),
+            integrality=np.repeat([1, 0, 1], [self.choices, 6, 1]),
+            bounds=scipy.optimize.Bounds(0, np.repeat([1, np.inf, 1], [self.choices, 6, 1])),
             constraints=scipy.optimize.LinearConstraint(matrix, lower, upper),
             options={"mip_rel_gap": RELATIVE_GAP, "time_limit": max(time_limit_s, 0.01)},
         )
@@ -72,10 +73,13 @@ class CutProgram:
         """Return the coefficients of (Q − λP) / seconds, without its constant."""
         problem = self.problem
         turn_s = problem.batch_size * latency.remaining_flops(problem.costs) / problem.fleet.server.flops
-        times = np.zeros(6)
+        times = np.zeros(7)
         times[T1] = price * self.lost_scale / seconds
         times[[T3, T4]] = 1.0
         times[[T5, T6]] = 1.0 / self.interval
+        if problem.fleet.server.averaging_bps is not None:
+            averaged_s = problem.devices * self.bits_scale / problem.fleet.server.averaging_bps
+            times[T2] = averaged_s / self.interval / seconds
         return np.concatenate((turn_s[self.cut_index] / seconds, times))
 
     def _constraints(self, seconds: float) -> tuple[scipy.sparse.csr_array, FloatArray, FloatArray]:
@@ -93,10 +97,13 @@ class CutProgram:
         ]
         blocks = [self._rows(np.ones((problem.layers, 1)), None)]
         blocks += [self._rows(values, maximum) for values, maximum in per_device]
+        server = fleet.server
         blocks += [
-            self._server_row(self.bits_scale / fleet.server.to_fed_bps / seconds, T5),
-            self._server_row(self.bits_scale / fleet.server.from_fed_bps / seconds, T6),
+            self._server_row(self.bits_scale / server.to_fed_bps / seconds, T5, server.to_fed_s / seconds),
+            self._server_row(self.bits_scale / server.from_fed_bps / seconds, T6, server.from_fed_s / seconds),
         ]
+        if server.to_fed_s or server.from_fed_s:
+            blocks.append(self._server_row(1 / problem.devices, Z))  # Λ / (N δ_L) ≤ z
         matrix = scipy.sparse.csr_array(scipy.sparse.vstack(blocks))
         at_most_zero = np.zeros(matrix.shape[0] - problem.devices)
         lower = np.concatenate((np.ones(problem.devices), np.full_like(at_most_zero, -np.inf)))
@@ -111,12 +118,13 @@ class CutProgram:
             chosen = np.concatenate((chosen, -np.ones(devices)))
             rows = np.concatenate((rows, np.arange(devices)))
             columns = np.concatenate((columns, np.full(devices, self.choices + maximum)))
-        return scipy.sparse.coo_array((chosen, (rows, columns)), shape=(devices, self.choices + 6))
+        return scipy.sparse.coo_array((chosen, (rows, columns)), shape=(devices, self.choices + 7))
 
-    def _server_row(self, seconds_per_unit: float, maximum: int) -> scipy.sparse.coo_array:
-        """Return R6 or R8: (N T₂ − Σ μ δ) / r − T_maximum."""
+    def _server_row(self, seconds_per_unit: float, maximum: int, fixed_s: float = 0.0) -> scipy.sparse.coo_array:
+        """Return R6 or R8: (N T₂ − Σ μ δ) / r + fixed_s z − T_maximum."""
         bits = self.problem.costs.client_model_bits[self.cut_index] / self.bits_scale
-        tail = np.zeros(6)
+        tail = np.zeros(7)
+        tail[Z] = fixed_s
         tail[T2] = self.problem.devices * seconds_per_unit
         tail[maximum] = -1.0
         return scipy.sparse.coo_array(np.concatenate((-bits * seconds_per_unit, tail))[None])

@@ -4,6 +4,7 @@ import bisect
 from dataclasses import dataclass, replace
 
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
+from adaptsfl.fleet import FIXED, SERVER_FIXED
 from adaptsfl.planner import exact
 from adaptsfl.planner.bound import best_uniform
 from adaptsfl.planner.problem import Plan, PlanProblem, time_ratio
@@ -15,6 +16,7 @@ RESOURCES = {
     "server compute": ("server.flops",),
     "inter-server": ("server.to_fed_bps", "server.from_fed_bps"),
 }
+FIXED_SECONDS = {"fixed seconds": (*FIXED, *(f"server.{name}" for name in SERVER_FIXED))}
 FACTORS = (0.5, 2.0)
 
 
@@ -55,7 +57,8 @@ class Alternative:
 def sensitivity(problem: PlanProblem, plan: Plan, time_limit_s: float = float("inf")) -> list[Sensitivity]:
     """Re-plan with half and with double of every class of resources, each within `time_limit_s`."""
     rows = []
-    for resource, names in RESOURCES.items():
+    resources = RESOURCES | (FIXED_SECONDS if problem.fleet.has_fixed_costs else {})
+    for resource, names in resources.items():
         for factor in FACTORS:
             try:
                 other = replace(problem, fleet=problem.fleet.scaled(factor, *names))

@@ -83,4 +83,4 @@ class VanillaSplit(OneCut):
         )
         there = latency.to_server_s(*moment, seen.batch_size)
         back = latency.from_server_s(*moment, seen.batch_size)
-        return np.sum(there + back + sent_on, axis=-1) + latency.server_turn_s(*moment, seen.batch_size)
+        return np.sum(there + back + sent_on, axis=-1) + latency.server_turns_s(*moment, seen.batch_size)

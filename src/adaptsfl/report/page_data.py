@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adaptsfl.checks import FloatArray
-from adaptsfl.fleet import RATES
+from adaptsfl.fleet import FIXED, RATES
 from adaptsfl.latency import PHASES
 from adaptsfl.report.figures import mean_phase_s
 from adaptsfl.report.series import PHASE_COLOURS, Axis, Curve, Series, curve, group, points, thinned, time_word
@@ -26,6 +26,12 @@ RATE_TITLES = {
     "downlink_bps": ("downlink", "bit/s"),
     "fed_uplink_bps": ("uplink to the fed server", "bit/s"),
     "fed_downlink_bps": ("downlink from the fed server", "bit/s"),
+    "forward_s": ("every forward pass, besides its work", "s"),
+    "backward_s": ("every backward pass, besides its work", "s"),
+    "uplink_s": ("every upload, besides its bits", "s"),
+    "downlink_s": ("every download, besides its bits", "s"),
+    "fed_uplink_s": ("every upload to the fed server, besides its bits", "s"),
+    "fed_downlink_s": ("every download from the fed server, besides its bits", "s"),
 }
 
 # A run's estimates of convergence, in the order in which the page shows them. The line is the estimate, the band its
@@ -197,7 +203,7 @@ def _is_number(value: object) -> bool:
 def _fleet(run: Run) -> dict[str, Any]:
     """Return the rates of every device, as means over blocks, and a histogram of each rate over the fleet."""
     rows = thinned(len(run.devices), MOST_ROWS)
-    rates = {name: _mean_rates(run, name) for name in RATES}
+    rates = {name: _mean_rates(run, name) for name in (*RATES, *FIXED)}
     return {
         "devices": [run.devices[row] for row in rows],
         "of": len(run.devices),

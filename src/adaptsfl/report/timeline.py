@@ -6,7 +6,7 @@ import numpy as np
 
 from adaptsfl import latency
 from adaptsfl.checks import FloatArray, IntArray
-from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.fleet import FIXED, RATES, Fleet
 from adaptsfl.runs.folder import Run
 from adaptsfl.runs.record import Block
 
@@ -45,7 +45,8 @@ def round_timeline(run: Run, block: Block) -> Timeline | None:
     present = (np.array(block.cuts) > 0) & np.all(np.isfinite(rates) & (rates > 0), axis=0)
     if not present.any():
         return None
-    fleet = Fleet(**dict(zip(RATES, rates[:, present], strict=True)), server=run.server)
+    fixed = {name: np.array(block.resources[name])[present] for name in FIXED if name in block.resources}
+    fleet = Fleet(**dict(zip(RATES, rates[:, present], strict=True)), **fixed, server=run.server)
     cuts = np.array(block.cuts)[present]
     given = (run.costs, fleet, cuts, run.batch_size)
     return Timeline(

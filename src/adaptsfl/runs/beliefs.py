@@ -18,7 +18,7 @@ from adaptsfl.convergence import (
 )
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, inside
-from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.fleet import FIXED, RATES, Fleet
 from adaptsfl.policies import Trust
 from adaptsfl.runs.record import Block
 from adaptsfl.training.estimate import ConstantsSample, MovingConstants
@@ -228,21 +228,21 @@ def beliefs_from(recipe: Recipe, adapt: AdaptConfig, layers: int) -> Beliefs:
 
 
 class MovingFleet:
-    """Moving averages of measured rates: the mean of 1/rate over the last rounds, because times are proportional to it.
+    """Moving averages of measured rates (the mean of 1/rate, because times are proportional to it) and fixed seconds.
 
     Paper: plans follow the resources of the moment. Here: their moving average. Because: where rates are drawn anew
     every round, those of the moment say little about the rounds to come, and errors of measurement average out.
     """
 
     def __init__(self) -> None:
-        self._slowness: dict[str, checks.FloatArray] = {}
+        self._averages: dict[str, checks.FloatArray] = {}  # 1/rate, or seconds
         self._rounds = 0
 
     def observe(self, fleet: Fleet) -> Fleet:
         """Add one round's measurement; return the averages."""
         self._rounds = min(self._rounds + 1, MEMORY_ROUNDS)
-        for name in RATES:
-            now = 1 / getattr(fleet, name)
-            before = self._slowness.get(name, now)
-            self._slowness[name] = before + (now - before) / self._rounds
-        return fleet.with_rates({name: 1 / slowness for name, slowness in self._slowness.items()})
+        for name in (*RATES, *FIXED):
+            now = getattr(fleet, name) if name in FIXED else 1 / getattr(fleet, name)
+            before = self._averages.get(name, now)
+            self._averages[name] = before + (now - before) / self._rounds
+        return fleet.with_rates({name: mean if name in FIXED else 1 / mean for name, mean in self._averages.items()})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adaptsfl.decisions import Decision
-from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.fleet import FIXED, RATES, Fleet
 from adaptsfl.policies import Observation, Policy
 from adaptsfl.runs.backend import Backend, Learned, Order, Scene, Trained
 from adaptsfl.runs.beliefs import beliefs_from
@@ -199,8 +199,9 @@ def _fitted(last: Standing, members: tuple[int, ...]) -> Decision:
 
 
 def rates_seen(observed: Fleet, members: Sequence[int], devices: int) -> dict[str, tuple[float, ...]]:
-    """Return the observed rates as a block records them: NaN for absent devices."""
-    rates = {name: np.full(devices, np.nan) for name in RATES}
+    """Return the observed rates, and fixed seconds that are not 0, as a block records them: NaN for absent devices."""
+    names = (*RATES, *(name for name in FIXED if np.any(getattr(observed, name))))
+    rates = {name: np.full(devices, np.nan) for name in names}
     for name, values in rates.items():
         values[list(members)] = getattr(observed, name)
     return {name: tuple(values.tolist()) for name, values in rates.items()}

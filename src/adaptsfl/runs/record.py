@@ -41,7 +41,8 @@ class Block:
         evaluations: [round, virtual seconds, test accuracy, test loss] where the model was evaluated in the block; a
             deployment evaluates the model with which a block begins, whose round is the one before.
         estimates: of convergence, when the plan was made; empty for policies that do not use them.
-        resources: per rate of the fleet (see `fleet.RATES`), as measured when the plan was made, one per device.
+        resources: rates and fixed seconds of the fleet (`fleet.RATES`, and those of `fleet.FIXED` that are not 0 for
+            all), as measured when the plan was made, one per device.
         predicted_s: the predicted time of the block.
         measuring: the exchanges that measuring added to the last round, in rounds.
         reestimated: whether batch-norm's statistics were re-estimated for every evaluation; its time is in `seconds`.

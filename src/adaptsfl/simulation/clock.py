@@ -218,7 +218,7 @@ def relayed_time(
         "b3": np.zeros(1) if alone else latency.client_model_download_s(*moment),
     }
     times = {phase: (float(np.sum(own)), fleet.name(int(np.argmax(own)))) for phase, own in shares.items()}
-    times["a3"] = float(latency.server_turn_s(*moment, batch_size)), EDGE_SERVER
+    times["a3"] = float(latency.server_turns_s(*moment, batch_size)), EDGE_SERVER
     bits = _exchanged_bits(chosen, costs, batch_size)
     bits += 0.0 if alone else 2 * float(np.sum(costs.client_model_bits[chosen - 1]))
     return _elapsed(times, bits)
@@ -230,7 +230,7 @@ def centralized_time(
     """Return the time of the server to train on the batches of all devices, N b (ρ_L + ϖ_L) / f_s; nothing is sent."""
     _checked(cuts, fleet)
     flops = fleet.size * batch_size * (costs.forward_flops[-1] + costs.backward_flops[-1])
-    return _elapsed({"a3": (float(flops / fleet.server.flops), EDGE_SERVER)}, 0.0)
+    return _elapsed({"a3": (fleet.server.turn_s + float(flops / fleet.server.flops), EDGE_SERVER)}, 0.0)
 
 
 def _checked(cuts: Sequence[int], fleet: Fleet) -> IntArray:

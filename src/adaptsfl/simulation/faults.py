@@ -20,7 +20,7 @@ import numpy as np
 from adaptsfl import checks
 from adaptsfl.config import FaultsConfig
 from adaptsfl.errors import InvalidInput, unknown
-from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.fleet import FIXED, RATES, Fleet
 from adaptsfl.fleet.trace import csv_rows
 
 # Numbers of random streams, different from those of the fleet's resources.
@@ -118,7 +118,8 @@ class Faults:
             return fleet
         rng = np.random.default_rng([self.seed, STRAGGLERS, round_])
         factors = np.where(rng.random(self.devices) < self.straggler_rate, self.straggler_factor, 1.0)
-        return fleet.with_rates({rate: getattr(fleet, rate) / factors for rate in RATES})
+        rates = {rate: getattr(fleet, rate) / factors for rate in RATES}
+        return fleet.with_rates(rates | {name: getattr(fleet, name) * factors for name in FIXED})
 
     def _is_there(self, device: int, round_: int) -> bool:
         return bisect_right(self.presence.changes(device, round_), round_) % 2 == 0

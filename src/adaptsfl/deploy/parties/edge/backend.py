@@ -13,7 +13,7 @@ from adaptsfl.decisions import Decision
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
-from adaptsfl.fleet import RATES, Fleet, Server
+from adaptsfl.fleet import FIXED, RATES, Fleet, Server
 from adaptsfl.policies import Policy, make_policy
 from adaptsfl.runs.backend import Order, Scene, Trained
 from adaptsfl.runs.record import Block
@@ -85,7 +85,8 @@ class DeployedBackend:
         """Return the scene of a block that an earlier process has recorded."""
         kept, names = block.restart, self.terms.names
         members = tuple(device for device, rate in enumerate(block.resources[RATES[0]]) if not np.isnan(rate))
-        rates = {name: np.array([block.resources[name][device] for device in members]) for name in RATES}
+        recorded = (*RATES, *(name for name in FIXED if name in block.resources))
+        rates = {name: np.array([block.resources[name][device] for device in members]) for name in recorded}
         forward, backward = (np.array(kept[name]) for name in ("forward_flops", "backward_flops"))
         costs = replace(self.measured.nominal, forward_flops=forward, backward_flops=backward)
         fleet = Fleet(**rates, server=Server(**kept["server"]), names=tuple(names[device] for device in members))
