@@ -11,7 +11,7 @@ from adaptsfl import latency
 from adaptsfl.costs import CutCosts
 from adaptsfl.deploy.layers_file import to_bytes, without_optimizer
 from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
-from adaptsfl.deploy.parties.edge.resources import FASTEST, TRAVELLING, WHOLE_BITS, MeasuredFleet, Moving
+from adaptsfl.deploy.parties.edge.resources import FASTEST, TRAVELLING, MeasuredFleet
 from adaptsfl.deploy.wire_pb2 import Rates, Ready
 from adaptsfl.errors import BadMessage
 from adaptsfl.models import build, profile, split
@@ -44,48 +44,67 @@ def measured(**settings: object) -> MeasuredFleet:
     return MeasuredFleet(COSTS, ["device-1", "device-2"], BATCH, OptimizerSettings(**settings))
 
 
-# --- moving averages ---
+# --- rates and fixed seconds ---
 
 
-def test_the_first_measurement_takes_the_place_of_a_guess() -> None:
-    rate = Moving(FASTEST)
-    assert rate.rate == pytest.approx(FASTEST)
-    rate.add(5e6)
-    assert rate.rate == pytest.approx(5e6)
+def test_the_rate_of_a_link_does_not_fall_because_messages_became_smaller() -> None:
+    """640 bytes take 1.3 ms, as on loopback: that is latency, and not a link of 4 Mbit/s."""
+    fleet = measured()
+    fleet.ready(0, ready(rates=Rates(uplink=1e9)))
+    for _ in range(300):
+        fleet.transferred(0, "uplink_bps", 5120, 0.0013)
+    link = fleet.devices[0]["uplink_bps"]
+    assert link.rate > 0.3e9
+    assert fleet.transfer_s(0, "uplink_bps", 5120) == pytest.approx(0.0013, rel=0.05)
+    seen = fleet.fleet([0])
+    assert seen.uplink_s[0] == pytest.approx(0.0013, rel=0.05)
 
 
-def test_times_are_averaged_and_not_rates() -> None:
-    """1 bit at 1 bit/s and one at 3 bit/s take 4/3 s: 1.5 bit/s."""
-    rate = Moving(1.0)
-    rate.add(1.0)
-    rate.add(3.0)
-    assert rate.rate == pytest.approx(1.5)
+def test_a_rate_that_a_receiver_measured_leaves_fixed_seconds_alone() -> None:
+    fleet = measured()
+    fleet.ready(0, ready(rates=Rates(uplink=1e6, uplink_s=0.05)))
+    for _ in range(50):
+        fleet.device(0, 1e6, uplink_bps=2e6)
+    link = fleet.devices[0]["uplink_bps"]
+    assert link.rate == pytest.approx(2e6, rel=0.1)
+    assert link.fixed_s == pytest.approx(0.05, rel=0.3)
 
 
-def test_old_measurements_are_forgotten() -> None:
-    rate = Moving(1.0)
-    for _ in range(100):
-        rate.add(1.0)
-    for _ in range(5 * MEMORY_ROUNDS):
-        rate.add(10.0)
-    assert rate.rate == pytest.approx(10.0, rel=0.1)
+def test_latency_comes_from_ready_unless_no_link_has_it() -> None:
+    fleet = measured()
+    fleet.ready(
+        0, ready(rates=Rates(uplink=1e6, uplink_s=0.04, downlink_s=math.nan, fed_uplink_s=-1, fed_downlink_s=1e9))
+    )
+    seen = fleet.fleet([0])
+    assert seen.uplink_s[0] == pytest.approx(0.04, rel=1e-6)
+    assert (seen.downlink_s[0], seen.fed_uplink_s[0], seen.fed_downlink_s[0]) == (0.0, 0.0, 0.0)
+
+
+def test_a_device_that_joins_again_keeps_what_its_rounds_have_measured() -> None:
+    fleet = measured()
+    fleet.ready(0, ready())
+    for _ in range(50):
+        fleet.transferred(0, "uplink_bps", 1e6, 10.0)
+    fleet.ready(0, ready())
+    assert fleet.devices[0]["uplink_bps"].rate < 0.2e6
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
 def test_what_is_no_rate_changes_nothing(wrong: float) -> None:
-    rate = Moving(7.0)
-    rate.add(wrong)
-    assert rate.rate == pytest.approx(7.0)
-
-
-def test_a_short_transfer_weighs_little() -> None:
-    """A hundred bytes that were held up for 20 ms seem to have gone at 40 kbit/s."""
     fleet = measured()
-    fleet.ready(0, ready(rates=Rates(uplink=100e6)))
-    fleet.device(0, 800, uplink_bps=40e3)
-    assert fleet.devices[0]["uplink_bps"].rate > 45e6
-    fleet.device(0, WHOLE_BITS, uplink_bps=40e3)
-    assert fleet.devices[0]["uplink_bps"].rate < 0.1e6
+    fleet.ready(0, ready())
+    fleet.device(0, 1e6, uplink_bps=wrong)
+    assert fleet.devices[0]["uplink_bps"].rate == pytest.approx(1e6, rel=1e-6)
+
+
+def test_averaging_is_measured_with_its_fixed_seconds() -> None:
+    fleet = measured()
+    for bits in (1e6, 4e6) * 40:
+        fleet.averaging.add(bits, 0.01 + bits / 1e9)
+    server = fleet.servers()
+    assert server.averaging_s == pytest.approx(0.01, rel=0.3)
+    for bits in (1e6, 4e6):
+        assert server.averaging_s + bits / server.averaging_bps == pytest.approx(0.01 + bits / 1e9, rel=0.1)
 
 
 # --- what devices tell ---
@@ -173,9 +192,18 @@ def test_a_server_turn_is_predicted_from_the_last_ones() -> None:
     fleet.ready(0, ready())
     fleet.ready(1, ready())
     fleet.server_took([1, 2], 0.5)
-    assert latency.server_turn_s(fleet.costs, fleet.fleet([0, 1]), np.array([1, 2]), BATCH) == pytest.approx(0.5)
-    fleet.server_took([3, 3], 0.5)  # there was nothing to do: says nothing
-    assert latency.server_turn_s(fleet.costs, fleet.fleet([0, 1]), np.array([1, 2]), BATCH) == pytest.approx(0.5)
+    assert latency.server_turn_s(fleet.costs, fleet.fleet([0, 1]), np.array([1, 2]), BATCH) == pytest.approx(
+        0.5, rel=0.1
+    )
+    for _ in range(50):
+        fleet.server_took([3, 3], 0.2)  # no work is left to it: what it takes all the same
+        fleet.server_took([1, 2], 0.5)
+    assert latency.server_turn_s(fleet.costs, fleet.fleet([0, 1]), np.array([3, 3]), BATCH) == pytest.approx(
+        0.2, rel=0.1
+    )
+    assert latency.server_turn_s(fleet.costs, fleet.fleet([0, 1]), np.array([1, 2]), BATCH) == pytest.approx(
+        0.5, rel=0.1
+    )
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def _probe_layers(what: str, options: Sequence[str], batch_size: int | None) -> 
 
 
 def _probe_links(servers: Mapping[str, str], name: str, certs: Path | None, *, insecure: bool) -> dict[str, Any]:
-    """Measure the links to servers; a rate that is too high to measure is null."""
+    """Measure the links to servers: rates, null if too high to measure, and the seconds of the smallest message."""
     need_deploy()
     from adaptsfl.deploy.parties.probe import probe_links  # noqa: PLC0415 (imports torch)
     from adaptsfl.deploy.security.identity import Party  # noqa: PLC0415 (an extra)
@@ -82,7 +82,13 @@ def _probe_links(servers: Mapping[str, str], name: str, certs: Path | None, *, i
     credentials = chosen_credentials(certs, name, insecure=insecure)
     rates = asyncio.run(probe_links(servers, credentials, Party("device", name)))  # type: ignore[arg-type]
     return {
-        role: {"uplink_bps": link.uplink or None, "downlink_bps": link.downlink or None} for role, link in rates.items()
+        role: {
+            "uplink_bps": link.uplink or None,
+            "downlink_bps": link.downlink or None,
+            "uplink_s": link.uplink_s,
+            "downlink_s": link.downlink_s,
+        }
+        for role, link in rates.items()
     }
 
 
@@ -100,11 +106,12 @@ def _print_probe(found: Mapping[str, Any]) -> None:
         console.print(table)
     if "links" in found:
         table = plain_table("links")
-        for column in ("to", "up", "down"):
+        for column in ("to", "up", "down", "round trip"):
             table.add_column(column, justify="left" if column == "to" else "right")
-        for role, rates in found["links"].items():
-            shown = ("–" if rate is None else f"{rate / 1e6:,.1f} Mbit/s" for rate in rates.values())
-            table.add_row(f"{role} server", *shown)
+        for role, link in found["links"].items():
+            rates = (link["uplink_bps"], link["downlink_bps"])
+            shown = ("–" if rate is None else f"{rate / 1e6:,.1f} Mbit/s" for rate in rates)
+            table.add_row(f"{role} server", *shown, f"{1e3 * (link['uplink_s'] + link['downlink_s']):.1f} ms")
         console.print(table)
 
 

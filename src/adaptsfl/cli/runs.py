@@ -8,12 +8,13 @@ from rich.console import Console
 
 from adaptsfl.cli.failures import explaining, need_torch, stopped_by_ctrl_c
 from adaptsfl.cli.options import Overrides, folder_name
-from adaptsfl.cli.printing import complain
+from adaptsfl.cli.printing import complain, say
 from adaptsfl.cli.results import show_runs
 from adaptsfl.config import load_fleet, load_recipe
 from adaptsfl.errors import InvalidInput, message_of
 from adaptsfl.runs.folder import RUN, find_runs
 from adaptsfl.runs.learned import as_section, learned_growth
+from adaptsfl.runs.measured_trace import write_measured
 
 Runs = Annotated[list[Path], typer.Argument(help="Experiments, or folders of single runs.", metavar="RUN...")]
 
@@ -68,10 +69,20 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The page (default: report.html beside the first runs).", metavar="FILE")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the fleet that one run measured as a trace, to simulate it.", metavar="FILE"),
+    ] = None,
 ) -> None:
     """Show runs as a table, as figures and as one HTML page."""
     with explaining():
-        show_runs(find_runs(runs), out or _experiment_of(runs[0]) / "report.html")
+        found = find_runs(runs)
+        if trace is not None:
+            if len(found) != 1:
+                raise InvalidInput("--trace", f"is given with {len(found)} runs", "Give one run: fleets differ by run")
+            write_measured(found[0], trace)
+            say(f"trace: {trace}")
+        show_runs(found, out or _experiment_of(runs[0]) / "report.html")
 
 
 def calibrate(runs: Runs) -> None:

@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, tuple[bool, bool, Any, Any]]] = {
 }
 OPTIONS = (("grpc.max_receive_message_length", LARGEST_MESSAGE), ("grpc.max_send_message_length", LARGEST_MESSAGE))
 ECHO_BYTES, ECHO_CHUNKS = 2**22, 64  # the most that one measurement of a link may send
-ECHOES_PER_MINUTE = 12  # by one device
+ECHOES_PER_MINUTE = 24  # by one device; a measurement takes up to seven
 MOST_CALLS = 8  # concurrent calls of one device; calls of a broken connection may linger
 
 

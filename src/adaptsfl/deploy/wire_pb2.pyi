@@ -91,16 +91,24 @@ class Ready(_message.Message):
     def __init__(self, samples: _Optional[int] = ..., forward_s: _Optional[_Iterable[float]] = ..., backward_s: _Optional[_Iterable[float]] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ...) -> None: ...
 
 class Rates(_message.Message):
-    __slots__ = ("uplink", "downlink", "fed_uplink", "fed_downlink")
+    __slots__ = ("uplink", "downlink", "fed_uplink", "fed_downlink", "uplink_s", "downlink_s", "fed_uplink_s", "fed_downlink_s")
     UPLINK_FIELD_NUMBER: _ClassVar[int]
     DOWNLINK_FIELD_NUMBER: _ClassVar[int]
     FED_UPLINK_FIELD_NUMBER: _ClassVar[int]
     FED_DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_S_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_S_FIELD_NUMBER: _ClassVar[int]
+    FED_UPLINK_S_FIELD_NUMBER: _ClassVar[int]
+    FED_DOWNLINK_S_FIELD_NUMBER: _ClassVar[int]
     uplink: float
     downlink: float
     fed_uplink: float
     fed_downlink: float
-    def __init__(self, uplink: _Optional[float] = ..., downlink: _Optional[float] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ...) -> None: ...
+    uplink_s: float
+    downlink_s: float
+    fed_uplink_s: float
+    fed_downlink_s: float
+    def __init__(self, uplink: _Optional[float] = ..., downlink: _Optional[float] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ..., uplink_s: _Optional[float] = ..., downlink_s: _Optional[float] = ..., fed_uplink_s: _Optional[float] = ..., fed_downlink_s: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("attempt", "block", "next_round", "last_round", "cut", "evaluate", "estimate")

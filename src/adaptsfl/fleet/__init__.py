@@ -5,6 +5,7 @@ A `Fleet` is a snapshot: all resources as arrays with one entry per device. Thre
 random draws are seeded by (seed, round), so that round 1000 can be computed without the 999 rounds before it.
 """
 
+from adaptsfl.fleet.affine_time import AffineTime
 from adaptsfl.fleet.fleet import FIXED, RATES, SERVER_FIXED, Device, Fleet, Server, memory_limits
 from adaptsfl.fleet.recipe import noise_from, resources_from
 from adaptsfl.fleet.resources import (
@@ -22,6 +23,7 @@ __all__ = [
     "FLEETS",
     "RATES",
     "SERVER_FIXED",
+    "AffineTime",
     "ConstantResources",
     "Device",
     "Fleet",

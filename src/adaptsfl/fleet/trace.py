@@ -69,13 +69,13 @@ def read_trace(path: Path, *, repeats: bool = False) -> TraceResources:
     return TraceResources(tuple(rounds), tuple(fleets), repeats)
 
 
-def write_trace(path: Path, fleets: Iterable[Fleet]) -> None:
-    """Write one fleet per round, from round 0 on, as a trace."""
+def write_trace(path: Path, fleets: Iterable[Fleet], rounds: Iterable[int] | None = None) -> None:
+    """Write fleets as a trace: one per round from round 0 on, or those that hold from these rounds on."""
     servers = (_SERVER_COLUMNS | _SERVER_OPTIONAL).items()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*TRACE_COLUMNS, *OPTIONAL_COLUMNS])
         writer.writeheader()
-        for round_, fleet in enumerate(fleets):
+        for round_, fleet in enumerate(fleets) if rounds is None else zip(rounds, fleets, strict=True):
             server = {column: getattr(fleet.server, name) for column, name in servers}
             writer.writerow({"round": round_, "device": SERVER_ROW, **server})
             for device in fleet:

@@ -1,7 +1,8 @@
 """Measures the rates of links by sending bytes there and back."""
 
+import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import grpc
@@ -15,15 +16,21 @@ from adaptsfl.errors import BadMessage, InvalidInput, first_line
 # Bytes sent there and back to measure a link: few at first, and more while the time is too short for a measurement.
 FIRST_BYTES, MOST_BYTES = 2**16, ECHO_BYTES
 LONG_ENOUGH_S = 0.2
+ROUND_TRIPS = 4  # of one byte; the shortest counts
 ECHO_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class LinkRates:
-    """Bits per second; 0 where a link is too fast to be measured."""
+    """Bits per second, 0 where a link is too fast to be measured; and the seconds that even the smallest message takes.
+
+    Without a common clock only the round trip can be measured: each direction gets half of it.
+    """
 
     uplink: float
     downlink: float
+    uplink_s: float = 0.0
+    downlink_s: float = 0.0
 
 
 async def probe_links(
@@ -47,11 +54,16 @@ async def measure_link(calls: Calls, *, wait: bool = True) -> LinkRates:
     Args:
         wait: whether to wait for a server that does not run yet.
     """
-    size = FIRST_BYTES
+    round_trips = []
+    for _ in range(ROUND_TRIPS):
+        began = time.perf_counter()
+        await _there_and_back(calls, 1, wait=wait)
+        round_trips.append(time.perf_counter() - began)
+    one_way_s, size = min(round_trips) / 2, FIRST_BYTES  # the first one may open the connection
     while True:
         rates, took_s = await _there_and_back(calls, size, wait=wait)
         if size == MOST_BYTES or took_s > LONG_ENOUGH_S:
-            return rates
+            return replace(rates, uplink_s=one_way_s, downlink_s=one_way_s)
         size = min(8 * size, MOST_BYTES)
 
 

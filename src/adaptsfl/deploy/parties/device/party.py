@@ -366,5 +366,14 @@ class DeviceParty:
 
 def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRates) -> wire.Ready:
     """Return the message with a device's samples and measurements."""
-    rates = wire.Rates(uplink=edge.uplink, downlink=edge.downlink, fed_uplink=fed.uplink, fed_downlink=fed.downlink)
+    rates = wire.Rates(
+        uplink=edge.uplink,
+        downlink=edge.downlink,
+        fed_uplink=fed.uplink,
+        fed_downlink=fed.downlink,
+        uplink_s=edge.uplink_s,
+        downlink_s=edge.downlink_s,
+        fed_uplink_s=fed.uplink_s,
+        fed_downlink_s=fed.downlink_s,
+    )
     return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)

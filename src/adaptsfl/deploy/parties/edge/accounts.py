@@ -6,6 +6,7 @@ from dataclasses import asdict
 import numpy as np
 
 from adaptsfl import latency
+from adaptsfl.deploy.parties.edge.clock import ALL
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.parties.edge.sessions import Arrival, Shapes
@@ -39,21 +40,61 @@ class Accounts:
         block.headers |= {k: arrivals[k].header for k in present}
         block.bits += 2 * sum(8 * self.shapes.size(block.cuts[k]) for k in present)
         last = max(present, key=lambda k: arrivals[k].came)
-        name, arrival, first = self.names[last], arrivals[last], number == block.first_round
-        before = {"b3": self._fetch_s(block, last)} if first else self._back_s(block, last)
+        first = number == block.first_round
+        seconds = {
+            k: self._fetched(block, k, arrivals[k]) if first else self._way(block, k, arrivals[k]) for k in present
+        }
         phases = dict.fromkeys(("a1", "a2", "a3", "a4", "a5"), 0.0)
-        phases |= block.clock.passed(arrival.came, name, a2=arrival.seconds, a1=arrival.header.forward_s, **before)
+        phases |= block.clock.passed(arrivals[last].came, self.names[last], **seconds[last])
         phases |= block.clock.passed(answered, EDGE_SERVER, a3=turn_s)
         phases.pop("b3", None)
         self.measured.server_took([block.cuts[device] for device in present], phases["a3"])
         return phases, block.clock.answered(answered, first=first)
 
+    def _way(self, block: Ledger, device: int, arrival: Arrival) -> dict[str, float]:
+        """Return the seconds of a4, a5, a1, a2 from a device's last gradients to its activations; measure its links.
+
+        The device reports its passes, and receivers report the time from the first byte to the last. What is left is
+        latency and the handling of messages; each direction gets half of it.
+        """
+        header, bits = arrival.header, 8 * self.shapes.size(block.cuts[device])
+        down_s = bits / header.downlink if header.downlink > 0 else 0.0
+        if device in block.present[-2]:
+            whole_s = arrival.came - block.clock.answered_at
+            rest_s = max(0.0, whole_s - header.forward_s - header.backward_s - arrival.seconds - down_s)
+            down_s, up_s = down_s + rest_s / 2, arrival.seconds + rest_s / 2
+            self.measured.transferred(device, "uplink_bps", bits, up_s)
+            self.measured.transferred(device, "downlink_bps", bits, down_s)
+        else:  # its gradients are of an earlier round
+            up_s = arrival.seconds
+        return {"a4": down_s, "a5": header.backward_s, "a1": header.forward_s, "a2": up_s}
+
+    def _fetched(self, block: Ledger, device: int, arrival: Arrival) -> dict[str, float]:
+        """Return the seconds of a1, a2 and b3, from the plan to a device's first activations; measure its download.
+
+        Where devices evaluate the model first, how long they fetched it is not known, but as expected.
+        """
+        bits, layer_bits = 8 * self.shapes.size(block.cuts[device]), self.layer_bits(block.cuts[device])
+        up_s = max(arrival.seconds, self.measured.transfer_s(device, "uplink_bps", bits))
+        passes = {"a1": arrival.header.forward_s, "a2": up_s}
+        if block.evaluates:
+            return passes | {"b3": self.measured.transfer_s(device, "fed_downlink_bps", layer_bits)}
+        fetch_s = arrival.came - block.clock.answered_at - sum(passes.values())
+        self.measured.transferred(device, "fed_downlink_bps", layer_bits, fetch_s)
+        return passes | {"b3": ALL}
+
+    def note_delivery(self, block: Ledger, device: int, now: float) -> None:
+        """Note that a device has delivered its layers; measure its upload, which begins once it has learned."""
+        block.delivered_last = device, now
+        if block.present and device in block.present[-1]:
+            upload_s = now - block.clock.answered_at - sum(self._back_s(block, device).values())
+            self.measured.transferred(device, "fed_uplink_bps", self.layer_bits(block.cuts[device]), upload_s)
+
     def note_deliveries(self, block: Ledger) -> None:
         """Charge the time since the last gradients were sent, as the device that delivered last saw it."""
         if block.delivered_last is not None:
-            device, at, rate = block.delivered_last
-            upload_s = self.layer_bits(block.cuts[device]) / rate if rate > 0 else 0.0
-            block.clock.passed(at, self.names[device], b1=upload_s, **self._back_s(block, device))
+            device, at = block.delivered_last
+            block.clock.passed(at, self.names[device], **self._back_s(block, device), b1=ALL)
 
     def predicted(self, scene: Scene, cuts: Sequence[int]) -> dict[str, float]:
         """Return the seconds of every phase of one round and of one averaging, as the latency model predicts them."""
@@ -97,13 +138,12 @@ class Accounts:
         return float(self.measured.nominal.client_model_bits[cut - 1])
 
     def _back_s(self, block: Ledger, device: int) -> dict[str, float]:
-        """Return the seconds of a device's last download and backward pass, as it reported them."""
+        """Return the seconds of the download and the backward pass after a device's last round, as expected.
+
+        A device reports them with its next activations, of which there are none before it delivers its layers.
+        """
         header = block.headers.get(device)
         if header is None:
             return {}
         bits = 8 * self.shapes.size(block.cuts[device])
-        return {"a4": bits / header.downlink if header.downlink > 0 else 0.0, "a5": header.backward_s}
-
-    def _fetch_s(self, block: Ledger, device: int) -> float:
-        """Return the estimated seconds in which a device fetches its layers."""
-        return self.layer_bits(block.cuts[device]) / self.measured.devices[device]["fed_downlink_bps"].rate
+        return {"a4": self.measured.transfer_s(device, "downlink_bps", bits), "a5": header.backward_s}

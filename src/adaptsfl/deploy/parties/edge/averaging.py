@@ -52,7 +52,7 @@ class Averaging:
                 if states:
                     await asyncio.to_thread(self.fed.template.check, states)
                     moved = await self.fed.retry(lambda: self.fed.deliver(block.attempt, name, states))
-                    self.accounts.measured.server_link(8 * moved.size, to_fed_bps=moved.bps)
+                    self.accounts.measured.server["to_fed_bps"].add(8 * moved.size, 8 * moved.size / moved.bps)
         except BadMessage as error:  # the device's data made its layers unusable
             return events.OwnRefused(block.attempt, device, str(error))
         except NotNow:
@@ -68,7 +68,9 @@ class Averaging:
             closed = await self.fed.retry(lambda: self.fed.close(block.attempt, weights, measured=measured))
         except NotNow:
             return events.BlockForgotten(block.attempt)
-        block.clock.passed(time.perf_counter(), FED_SERVER, b2=ALL)
+        took = block.clock.passed(time.perf_counter(), FED_SERVER, b2=ALL)
+        bits = len(devices) * self.accounts.layer_bits(block.deepest)
+        self.accounts.measured.averaging.add(bits, block.opened_s + took["b2"])
         if closed.missing:
             missing = (self.roster.members[name].number for name in closed.missing if name in self.roster.members)
             return events.NotDelivered(block.attempt, tuple(missing))

@@ -56,6 +56,11 @@ class BlockClock:
         self._answered = now
 
     @property
+    def answered_at(self) -> float:
+        """When the gradients of the last round were sent; before the first round, when devices got the plan."""
+        return self._answered
+
+    @property
     def bottleneck(self) -> tuple[str, str]:
         """The party that was waited for longest, and in which phase."""
         return max(self._waited, key=lambda pair: self._waited[pair])

@@ -35,7 +35,8 @@ from adaptsfl.deploy.service import Calls, NotNow
 from adaptsfl.deploy.status.board import Board, Status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput, TrainingDiverged
-from adaptsfl.latency import EDGE_SERVER
+from adaptsfl.fleet import AffineTime
+from adaptsfl.latency import EDGE_SERVER, FED_SERVER
 from adaptsfl.loading import costs_of
 from adaptsfl.runs.backend import Order, Scene, Trained
 from adaptsfl.runs.ending import rounds_planned
@@ -129,7 +130,7 @@ class Conductor:
         await self._wait_for_start()
         self._began = time.monotonic()
         to_fed = await self.fed.retry(lambda: measure_link(self.fed.calls))
-        self.measured.server_link(ALL, to_fed_bps=to_fed.uplink, from_fed_bps=to_fed.downlink)
+        self.measured.server_probed(to_fed.uplink, to_fed.downlink, to_fed.uplink_s, to_fed.downlink_s)
         self._noted = time.perf_counter()
         try:
             await self.backend.beside(self._train_blocks, self.loop.interrupt)
@@ -186,7 +187,10 @@ class Conductor:
             cuts=dict(zip(self.terms.names, cuts, strict=True)),
         )
         brought = self.edge_model.becoming_specific(deepest) if deepest > before else {}
+        clock = BlockClock(self._noted)
+        clock.passed(time.perf_counter())
         await self.fed.open_block(opening, brought)
+        opened = clock.passed(time.perf_counter(), FED_SERVER, b2=ALL)
         block = Ledger(
             attempt=opening.attempt,
             number=self.progress.blocks + 1,
@@ -199,7 +203,8 @@ class Conductor:
             scene=scene,
             known=max(deepest, before),
             predicted=self.accounts.predicted(scene, decision.cuts),
-            clock=BlockClock(self._noted),
+            clock=clock,
+            opened_s=opened["b2"],
         )
         fetched = await self._fetched(block)
         await self.executor.compute(self.edge_model.place, deepest, fetched)
@@ -209,17 +214,16 @@ class Conductor:
     async def _fetched(self, block: Ledger) -> LayerStates:
         """Fetch averaged layers that run at the edge server in a block, for single devices or for all."""
         first, last = min(block.cuts) + 1, block.known
-        block.clock.passed(time.perf_counter())
         if first > last:
             return {}
         moved = await self.fed.fetch_of(block.opening, block.brought, first, last)
-        self.measured.server_link(8 * moved.size, from_fed_bps=moved.bps)
-        block.clock.passed(time.perf_counter(), EDGE_SERVER, b3=ALL)
+        took = block.clock.passed(time.perf_counter(), EDGE_SERVER, b3=ALL)
+        self.measured.server["from_fed_bps"].add(8 * moved.size, took["b3"])
         return moved.states
 
     async def _carry_out(self, block: Ledger, *, evaluate: bool, result_wanted: bool = True) -> None:
         """Run a block by the protocol, until it ends."""
-        block.estimated = evaluate and self.reestimates
+        block.evaluates, block.estimated = evaluate, evaluate and self.reestimates
         if block.rounds:
             block.clock.begin_rounds(time.perf_counter())
         self.executor.ledger = block
@@ -353,5 +357,5 @@ class Conductor:
         measured = MeasuredFleet(nominal, terms.names, terms.batch_size, terms.optimizer)
         times = time_layers(self.model, example, terms.batch_size)
         flops = terms.batch_size * nominal.forward_flops[-1] / max(1e-9, sum(times.forward_s))
-        measured.server["flops"].add(flops)
+        measured.server["flops"] = AffineTime(flops)
         return measured

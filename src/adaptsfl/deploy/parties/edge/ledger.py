@@ -27,7 +27,9 @@ class Ledger:
         over: whether the block is over.
         averaged: the fed server's answer.
         evaluation: round, accuracy and loss of the model with which it began.
-        delivered_last: the last device to deliver, when it did, and at how many bits per second.
+        delivered_last: the last device to deliver, and when it did.
+        evaluates: whether the model with which it began is evaluated.
+        opened_s: how long the fed server took to open it.
         headers: by device: the header of its last activations.
         present, losses: the devices and the loss of every round.
     """
@@ -49,7 +51,9 @@ class Ledger:
     over: bool = False
     averaged: Averaged | None = None
     evaluation: tuple[int, float, float] | None = None
-    delivered_last: tuple[int, float, float] | None = None
+    delivered_last: tuple[int, float] | None = None
+    evaluates: bool = False
+    opened_s: float = 0.0
     headers: dict[int, wire.Activations] = field(default_factory=dict)
     present: list[tuple[int, ...]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)

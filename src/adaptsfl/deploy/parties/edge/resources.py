@@ -1,4 +1,4 @@
-"""Measured resources of the fleet: moving averages of times, which the planner receives as a `Fleet`."""
+"""Measured resources of the fleet: fixed seconds and rates, which the planner receives as a `Fleet`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,53 +11,41 @@ from adaptsfl.checks import FloatArray
 from adaptsfl.costs import CutCosts
 from adaptsfl.deploy.wire_pb2 import Ready
 from adaptsfl.errors import BadMessage
-from adaptsfl.fleet import RATES, Fleet, Server
-from adaptsfl.runs.beliefs import MEMORY_ROUNDS
+from adaptsfl.fleet import RATES, AffineTime, Fleet, Server
 from adaptsfl.training.settings import OptimizerSettings
 
 FASTEST = 1e11  # bits per second that stand for a link too fast to be measured
+AVERAGED_BPS = 2e9  # bits of layers that a fed server receives, checks and averages per second: the first guess
 # Plausible limits of rates; far from values at which formulas give 0 or infinity.
 SLOWEST_EVER, FASTEST_EVER = 1.0, 1e18
 LONGEST_S = 1e6  # the longest computing time that a device may report
-WHOLE_BITS = 2**21  # a transfer of this size counts as one full measurement; in shorter ones overhead dominates
-SERVER_RATES = ("flops", "to_fed_bps", "from_fed_bps")
+PROBED_BITS = 2**21  # about the size of the transfers with which a device measures its links when it joins
+# Every rate with the name of the fixed seconds beside it; those of computing are split between both passes.
+LINKS = {name: name.removesuffix("_bps") + "_s" for name in RATES if name.endswith("_bps")}
+SERVER_RATES = {"flops": "turn_s", "to_fed_bps": "to_fed_s", "from_fed_bps": "from_fed_s"}
 # Numbers sent per parameter when a layer is averaged: the parameter itself, and its optimiser state.
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
 
 
-class Moving:
-    """A moving average of a rate: the mean of 1/rate over about the last `MEMORY_ROUNDS` measurements."""
-
-    def __init__(self, rate: float) -> None:
-        self._slowness, self._weight = 1 / rate, 0.0
-
-    def add(self, rate: float, weight: float = 1.0) -> None:
-        """Add a measurement, with a small weight if it was short; the first one replaces the initial guess."""
-        if not (0 < rate < np.inf and weight > 0):
-            return
-        rate = min(max(rate, SLOWEST_EVER), FASTEST_EVER)
-        self._weight = min(self._weight + weight, MEMORY_ROUNDS)
-        self._slowness += (1 / rate - self._slowness) * min(1.0, weight / self._weight)
-
-    @property
-    def rate(self) -> float:
-        """The present average."""
-        return 1 / self._slowness
-
-
 class MeasuredFleet:
-    """The rates of all devices and servers.
+    """The rates of all devices and servers, and the fixed seconds of every pass and transfer.
 
     FLOPs say little about how long a layer takes on a real machine. So the work of a layer is measured by devices: its
     share in the time of all layers, averaged over devices, scaled so that the forward pass sums to the model's FLOPs.
+
+    Attributes:
+        devices: by number and rate: how long passes and transfers take.
+        server: the same of the edge server, by rate; a turn is what it computes in a round.
+        averaging: how long the fed server takes to open a block and to average the layers of all devices.
     """
 
     def __init__(self, nominal: CutCosts, names: Sequence[str], batch_size: int, settings: OptimizerSettings) -> None:
         self.names, self.batch_size = tuple(names), batch_size
         travelling = TRAVELLING[settings.name] if settings.at_averaging == "average" else 1
         self.nominal = dataclasses.replace(nominal, client_model_bits=nominal.client_model_bits * travelling)
-        self.devices: dict[int, dict[str, Moving]] = {}
-        self.server = {name: Moving(FASTEST) for name in SERVER_RATES}
+        self.devices: dict[int, dict[str, AffineTime]] = {}
+        self.server = {name: AffineTime(FASTEST) for name in SERVER_RATES}
+        self.averaging = AffineTime(AVERAGED_BPS)
         self._shares: dict[int, tuple[FloatArray, FloatArray]] = {}  # by device: per layer, forward and backward
 
     def ready(self, number: int, message: Ready) -> None:
@@ -70,41 +58,57 @@ class MeasuredFleet:
         self._shares[number] = forward / forward.sum(), backward / forward.sum()
         self.__dict__.pop("costs", None)
         flops = self.batch_size * self.nominal.forward_flops[-1] / forward.sum()
-        known = self.devices.setdefault(number, {name: Moving(FASTEST) for name in RATES})
-        known["flops"].add(float(flops))
-        rates = message.rates
-        self.device(
-            number,
-            WHOLE_BITS,
-            uplink_bps=rates.uplink,
-            downlink_bps=rates.downlink,
-            fed_uplink_bps=rates.fed_uplink,
-            fed_downlink_bps=rates.fed_downlink,
-        )
+        known = self.devices.setdefault(number, {"flops": AffineTime(min(float(flops), FASTEST_EVER))})
+        for name, fixed_name in LINKS.items():
+            rate = getattr(message.rates, name.removesuffix("_bps"))
+            fixed_s = getattr(message.rates, fixed_name)
+            self._probed(known, name, rate, fixed_s if 0 <= fixed_s <= LONGEST_S else 0.0)
+
+    def _probed(self, known: dict[str, AffineTime], name: str, rate: float, fixed_s: float) -> None:
+        """Add the rate and the fixed seconds of a link that was probed; a rate of 0 is too fast to be measured."""
+        measured = rate >= SLOWEST_EVER
+        rate = min(rate, FASTEST) if measured else FASTEST
+        link = known.setdefault(name, AffineTime(rate, fixed_s))
+        if measured:  # both were measured apart: by the smallest message, and by a large one
+            link.add(0, fixed_s)
+            link.add(PROBED_BITS, fixed_s + PROBED_BITS / rate)
 
     def device(self, number: int, bits: float, **rates: float) -> None:
-        """Add the bits per second of a device's links, by their names in `RATES`, measured with so many bits."""
-        for name, rate in rates.items():
-            if rate >= SLOWEST_EVER:
-                self.devices[number][name].add(min(rate, FASTEST), min(1.0, bits / WHOLE_BITS))
+        """Add the bits per second of a device's links, by their names in `RATES`, as the receiver measured them.
 
-    def server_link(self, bits: float, **rates: float) -> None:
-        """Add the bits per second between the two servers, by their names in `SERVER_RATES`."""
+        A receiver measures from the first byte to the last, so it learns nothing about fixed seconds.
+        """
         for name, rate in rates.items():
-            self.server[name].add(rate, min(1.0, bits / WHOLE_BITS))
+            if SLOWEST_EVER <= rate < np.inf:
+                link = self.devices[number][name]
+                link.add(bits, link.fixed_s + bits / rate)
+
+    def transferred(self, number: int, link: str, bits: float, seconds: float) -> None:
+        """Add how long a whole transfer over a device's link took, latency included."""
+        self.devices[number][link].add(bits, max(0.0, seconds))
+
+    def transfer_s(self, number: int, link: str, bits: float) -> float:
+        """Return how long a transfer over a device's link is expected to take."""
+        return self.devices[number][link].predict_s(bits)
+
+    def server_probed(self, to_fed_bps: float, from_fed_bps: float, to_fed_s: float, from_fed_s: float) -> None:
+        """Add the rates and fixed seconds of the links between the two servers, as they were probed."""
+        for name, rate, fixed_s in (("to_fed_bps", to_fed_bps, to_fed_s), ("from_fed_bps", from_fed_bps, from_fed_s)):
+            self.server.pop(name, None)
+            self._probed(self.server, name, rate, fixed_s)
 
     def computed(self, number: int, cut: int, forward_s: float, backward_s: float) -> None:
         """Add the time that a device's layers took."""
         costs = self.costs
         if forward_s > 0 and backward_s > 0:
             work = self.batch_size * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
-            self.devices[number]["flops"].add(work / max(1e-9, forward_s + backward_s))
+            self.devices[number]["flops"].add(work, forward_s + backward_s)
 
     def server_took(self, cuts: Sequence[int], seconds: float) -> None:
         """Add the time that the server's part of one round took."""
         work = self.batch_size * float(latency.server_flops(self.costs, np.array(cuts)))
-        if work > 0 and seconds > 0:
-            self.server["flops"].add(work / seconds)
+        if seconds > 0:
+            self.server["flops"].add(work, seconds)
 
     @cached_property
     def costs(self) -> CutCosts:
@@ -119,9 +123,15 @@ class MeasuredFleet:
 
     def fleet(self, numbers: Sequence[int]) -> Fleet:
         """Return these devices as the planner's `Fleet`."""
-        rates = {name: np.array([self.devices[number][name].rate for number in numbers]) for name in RATES}
-        return Fleet(**rates, server=self.servers(), names=tuple(self.names[number] for number in numbers))
+        known = [self.devices[number] for number in numbers]
+        rates = {name: np.array([device[name].rate for device in known]) for name in RATES}
+        fixed = {seconds: np.array([device[name].fixed_s for device in known]) for name, seconds in LINKS.items()}
+        a_pass = np.array([device["flops"].fixed_s for device in known]) / 2
+        names = tuple(self.names[number] for number in numbers)
+        return Fleet(**rates, **fixed, forward_s=a_pass, backward_s=a_pass, server=self.servers(), names=names)
 
     def servers(self) -> Server:
         """Return the edge server and its link with the fed server as the planner's `Server`."""
-        return Server(**{name: moving.rate for name, moving in self.server.items()})
+        rates = {name: self.server[name].rate for name in SERVER_RATES}
+        fixed = {seconds: self.server[name].fixed_s for name, seconds in SERVER_RATES.items()}
+        return Server(**rates, **fixed, averaging_s=self.averaging.fixed_s, averaging_bps=self.averaging.rate)

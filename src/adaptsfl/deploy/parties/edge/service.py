@@ -143,11 +143,12 @@ class EdgeService(Service):
             session.work = None
 
     def _measure(self, session: Session, arrival: Arrival) -> None:
-        """Measure the speed of a device and its links from its activations."""
-        member, header = session.member, arrival.header
+        """Measure the speed of a device and its links from its activations; within a block `Accounts` sees more."""
+        member, header, ledger = session.member, arrival.header, self.executor.ledger
         bits = 8 * size_of(header.tensor.shape, header.tensor.dtype)
-        self.measured.device(member.number, bits, uplink_bps=arrival.bps)
-        self.measured.device(member.number, member.answered_bits, downlink_bps=header.downlink)
+        if header.evaluation or header.estimation or ledger is None or header.round == ledger.first_round:
+            self.measured.device(member.number, bits, uplink_bps=arrival.bps)
+            self.measured.device(member.number, member.answered_bits, downlink_bps=header.downlink)
         if not (header.evaluation or header.estimation):
             cut = self.protocol.devices[member.number].cut
             self.measured.computed(member.number, cut, header.forward_s, header.backward_s)
@@ -157,13 +158,10 @@ class EdgeService(Service):
         block, ledger, number = self.protocol.block, self.executor.ledger, session.member.number
         expected = self.protocol.expects(session.number, int(delivered.attempt))
         if expected and block is not None and block.closing and ledger is not None:
-            ledger.delivered_last = number, time.perf_counter(), delivered.fed_uplink
-            self.measured.device(
-                number,
-                self.conductor.accounts.layer_bits(ledger.cuts[number]),
-                fed_uplink_bps=delivered.fed_uplink,
-                fed_downlink_bps=delivered.fed_downlink,
-            )
+            accounts, now = self.conductor.accounts, time.perf_counter()
+            bits = accounts.layer_bits(ledger.cuts[number])
+            self.measured.device(number, bits, fed_downlink_bps=delivered.fed_downlink)
+            accounts.note_delivery(ledger, number, now)
         self.executor.handle(events.Delivered(session.number, int(delivered.attempt)))
 
     def _take_failure(self, session: Session, failure: wire.Failure) -> None:
