@@ -1,4 +1,4 @@
-"""Who chooses the interval and the cuts: AdaptSFL, the paper's benchmarks, the classical ways, the user's own."""
+"""Policies choose the interval and the cuts: AdaptSFL, the paper's benchmarks, classical methods, the user's own."""
 
 from adaptsfl.decisions import Decision
 from adaptsfl.policies.policy import BasePolicy, Observation, Policy, TrainerName, Trust

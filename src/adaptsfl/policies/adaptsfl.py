@@ -1,4 +1,4 @@
-"""AdaptSFL: interval and cuts planned together, from what is measured and estimated now."""
+"""AdaptSFL: plans interval and cuts together, from current measurements and estimates."""
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from adaptsfl.policies.trust import trusted_plan, worth_probing
 
 
 class AdaptSFL(BasePolicy):
-    """The paper's own: plan, train for I rounds, plan again. `mode` and `target` are as in the recipe's [adapt].
+    """The paper's policy: plan, train for I rounds, plan again. `mode` and `target` are as in the recipe's [adapt].
 
     Paper: every block has the plan of its moment. Here: the last plan is kept unless the new one is faster by
-    `Trust.kept_gain`. Because: what is believed about convergence is an estimate, and changing the interval or L_c
+    `Trust.kept_gain`. Because: the convergence model is an estimate, and changing the interval or L_c
     costs rounds that no model counts.
     """
 
@@ -26,10 +26,10 @@ class AdaptSFL(BasePolicy):
             raise InvalidInput("mode", f"is {mode!r}", "Give 'calibrated' or 'paper'")
         given = {"mode": mode, "target": target}
         self.adapt = {name: value for name, value in given.items() if value is not None}
-        self._last: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None  # interval, cuts, whose
+        self._last: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None  # interval, cuts, present devices
 
     def decide(self, seen: Observation) -> Decision:
-        """Return the optimum of this moment's problem, as far as it is trusted; or a block that shows more."""
+        """Return the best trusted plan for the current problem, or a probing block that measures the drift."""
         plan = trusted_plan(seen)
         if worth_probing(seen, plan):
             probe = planner.plan(seen.problem(interval=seen.trust.probe))
@@ -40,7 +40,7 @@ class AdaptSFL(BasePolicy):
         return decision(plan.cuts, plan.interval)
 
     def _kept(self, seen: Observation, plan: Plan) -> Decision | None:
-        """Return the last plan if it still holds for these devices and the new one gains little; else None."""
+        """Return the last plan if it has the same devices and the new one gains less than `kept_gain`; else None."""
         if self._last is None or not seen.trust.kept_gain:
             return None
         interval, cuts, present = self._last

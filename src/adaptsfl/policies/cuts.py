@@ -1,4 +1,4 @@
-"""Cuts without a thought for convergence: given, the fastest, the fastest of those equal for all devices."""
+"""Cuts that ignore convergence: given, the fastest, or the fastest single cut for all devices."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class CutOptions(BasePolicy):
 def fastest_cuts(seen: Observation, interval: int | None) -> IntArray:
     """Return the cuts with the least seconds per round, A + B/I; where layers are never averaged, A alone.
 
-    That is the plan of a problem without drift: then every plan needs equally many rounds. Where nothing is averaged,
-    a model costs nothing to send.
+    It plans a problem without drift, where every plan needs equally many rounds. If layers are never averaged, sending
+    models costs nothing.
     """
     problem = _blind(seen, interval=interval or 1)
     if interval is None:
@@ -57,7 +57,7 @@ def given_cuts(seen: Observation, cut: int | None, cuts: Sequence[int] | None) -
     else:
         return None
     checks.cut_numbers("policy.cut" if cut is not None else "policy.cuts", chosen, seen.layers)
-    # Cuts that are given to a policy need not be among the planner's allowed_cuts.
+    # Cuts given as a policy's options need not be in the planner's allowed_cuts.
     dataclasses.replace(_blind(seen, interval=1, cuts=chosen), allowed_cuts=None).check_feasible()
     return tuple(chosen)
 
@@ -82,5 +82,5 @@ def check_every_device_has_a_cut(seen: Observation) -> None:
 
 
 def _blind(seen: Observation, **fixed: Any) -> PlanProblem:
-    """Return the problem of this moment with convergence left out: every plan needs equally many rounds."""
+    """Return the current problem without convergence: every plan needs equally many rounds."""
     return dataclasses.replace(seen.problem(**fixed), convergence=PowerRounds(np.zeros(seen.layers)))

@@ -13,11 +13,11 @@ from adaptsfl.policies.interval_rules import within_limits
 from adaptsfl.policies.policy import BasePolicy, Observation
 from adaptsfl.policies.random_plans import LONGEST_DRAWN, random_cuts
 
-DEEP = 3  # times as long is the interval of the deep half
+DEEP = 3  # the interval of the deep half is DEEP · I₀
 
 
 class DepthAware(BasePolicy):
-    """I₀ moves by one round a block: down where the copies are further apart than they used to be, else up.
+    """I₀ changes by one round per block: down if the divergence is above its moving average, up if below.
 
     A block is 3·I₀ rounds, so that every layer is averaged at its end. `first` is the I₀ of the first block, `longest`
     the largest, `decay` the weight of the past in the moving average of the divergence.
@@ -35,7 +35,7 @@ class DepthAware(BasePolicy):
         self.average: float | None = None
 
     def decide(self, seen: Observation) -> Decision:
-        """Move I₀ and draw cuts."""
+        """Update I₀ and draw cuts."""
         self._look_at(seen)
         base = within_limits(seen, self.interval)
         cuts = tuple(int(cut) for cut in random_cuts(seen))

@@ -1,8 +1,8 @@
 """FedLAMA: layers whose copies differ little are averaged less often (Lee et al., 2023).
 
 Paper: the discrepancy of a layer is d_l = (1/m) Σ_i ‖u_l − x_l^i‖² / (τ_l dim(u_l)). Here: the square of the mean over
-devices of ‖w_i − w̄‖/‖w̄‖, over τ_l. Because: that is what training measures. It is the paper's, up to the spread between
-devices and to a common factor, where the weights of all layers have the same mean square.
+devices of ‖w_i − w̄‖/‖w̄‖, over τ_l. Because: training measures this. It equals the paper's, up to the spread between
+devices and a common factor, if the weights of all layers have the same mean square.
 Paper: all layers of the model. Here: the client-specific ones. Because: the others have no copies.
 """
 
@@ -15,7 +15,7 @@ from adaptsfl.decisions import Decision
 from adaptsfl.policies.interval_rules import IntervalPolicy, within_limits
 from adaptsfl.policies.policy import Observation
 
-LARGEST = 1e6  # of a relative distance, which is infinite for weights that average to zero
+LARGEST = 1e6  # limit of the divergence, which is infinite for weights that average to zero
 
 
 class LayerwiseAdaptive(IntervalPolicy):
@@ -40,7 +40,7 @@ class LayerwiseAdaptive(IntervalPolicy):
         base = within_limits(seen, self.base)
         cuts = self.cuts_for(seen, base)
         seldom = self._seldom(seen, max(cuts))
-        # Named layer by layer in the first block too: a deployment then refuses it before anything is trained.
+        # The first block names its layers too, so that a deployment refuses the policy before it trains.
         self.last = {layer: base * (self.factor if layer in seldom else 1) for layer in range(1, max(cuts) + 1)}
         return Decision(cuts, base, self.last, rounds=self.factor * base)
 
@@ -48,7 +48,7 @@ class LayerwiseAdaptive(IntervalPolicy):
         """Return the layers with δ_l < 1 − λ_l, from the least discrepancy on (Algorithm 2).
 
         δ_l is the share of layers 1..l, in that order, in the discrepancy of all parameters, and λ_l their share in the
-        parameters. Layers that have only now become client-specific have no discrepancy yet: they are not among them.
+        parameters. Layers that have just become client-specific have no discrepancy yet, and are not returned.
         """
         apart = np.minimum(seen.divergence[:deepest], LARGEST)
         ages = np.array([self.last.get(layer, 1) for layer in range(1, len(apart) + 1)])

@@ -1,4 +1,4 @@
-"""The interval never changes: fixed plans, SFL, PSL, FedAvg, and centralized training."""
+"""Policies with a constant interval: fixed plans, SFL, PSL, FedAvg, and centralized training."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -11,7 +11,7 @@ from adaptsfl.policies.policy import BLOCK_ROUNDS, BasePolicy, Observation, Trai
 
 
 class Fixed(CutOptions):
-    """The same plan throughout. What is not given as an option is taken from the recipe's [planner]."""
+    """The same plan for the whole run. Options that are not given come from the recipe's [planner]."""
 
     title = "fixed"
 
@@ -51,7 +51,7 @@ class SplitFederated(CutOptions):
 class ParallelSplit(CutOptions):
     """Parallel split learning, whose client-specific layers are never averaged.
 
-    Without `cut` or `cuts`, the cuts with the shortest round are taken, anew every `rounds` rounds. They are blind to
+    Without `cut` or `cuts`, the cuts with the shortest round are chosen again every `rounds` rounds. They ignore
     convergence: by the bound, layers that are never averaged make no progress at any cut.
     """
 
@@ -87,7 +87,7 @@ class FederatedAveraging(BasePolicy):
 class Centralized(BasePolicy):
     """Plain SGD on the pooled batch, the upper reference for accuracy.
 
-    The server has all the data and trains alone; a block is `rounds` rounds. Its cuts mean nothing.
+    The server has all the data and trains alone; a block is `rounds` rounds. Its cuts are not used.
     """
 
     title = "centralized"

@@ -1,4 +1,4 @@
-"""Rules for the interval, whatever the fleet: AdaComm, post-local SGD, QSR. Cuts are given or the fastest."""
+"""Rules for the interval that ignore the fleet: AdaComm, post-local SGD, QSR. Cuts are given or the fastest."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.policies.cuts import CutOptions
 from adaptsfl.policies.policy import Observation, decision
 
-LONGEST = 1000  # rounds between two averagings, however near to zero the learning rate is
-LOSS_ROUNDS = 10  # over which AdaComm averages a loss: one round's is noisy
+LONGEST = 1000  # the largest interval, for learning rates near zero
+LOSS_ROUNDS = 10  # AdaComm averages the loss over these: a single round is noisy
 ROUNDING = 1e-9  # a learning rate of 0.1 · η is not exactly a tenth
 
 
 class IntervalPolicy(CutOptions):
-    """A rule says how long the next interval is: subclasses need `interval`.
+    """A policy whose rule sets the next interval: subclasses implement `interval`.
 
     Without `cut` or `cuts`, the cuts with the least seconds per round for that interval are taken, anew after every
     averaging.
@@ -46,11 +46,11 @@ class AdaComm(IntervalPolicy):
     τ = ⌈τ₀ √(η₀/η · F/F₀)⌉, computed anew every `every` rounds.
 
     F₀ is the loss of the first round and F the mean over the last ten, both over the mini-batches of training; η₀ and η
-    are the learning rates of then and now. Where neither has shortened τ since it was last computed, it is halved, as
-    the paper does: on a plateau of the loss it would else stay long. A learning rate that has changed is followed.
+    are the learning rates of then and now. If the formula does not shorten τ and the learning rate is the same, τ is
+    halved, as in the paper: it would otherwise stay long on a plateau of the loss.
 
-    Paper: τ is computed every T₀ seconds. Here: every `every` rounds, after an averaging. Because: seconds differ from
-    fleet to fleet, and what is learned should not.
+    Paper: τ is computed every T₀ seconds. Here: every `every` rounds, after an averaging. Because: seconds differ
+    between fleets, and the training result should not.
     """
 
     title = "AdaComm"
@@ -65,7 +65,7 @@ class AdaComm(IntervalPolicy):
         self.rate, self.computed_at = 0.0, 0  # η, and the rounds done, when τ was last computed
 
     def interval(self, seen: Observation) -> int:
-        """Return τ, computed anew where it is time."""
+        """Return τ, recomputed if `every` rounds have passed."""
         if self.first_rate is None:
             self.first_rate = self.rate = seen.learning_rate
         if seen.losses.size and seen.round - self.computed_at >= self.every:
@@ -77,7 +77,7 @@ class AdaComm(IntervalPolicy):
 
     def _by_formula(self, seen: Observation, first_rate: float) -> int:
         first, now = float(seen.losses[0]), float(np.mean(seen.losses[-LOSS_ROUNDS:]))
-        if first <= 0:  # a loss of the user's own: the ratio says nothing
+        if first <= 0:  # possible with a user's loss: the ratio is meaningless
             return self.tau0
         rates = first_rate / seen.learning_rate if seen.learning_rate else math.inf
         squared = rates * max(now / first, checks.SMALLEST)
@@ -134,9 +134,9 @@ class QuadraticSynchronisation(IntervalPolicy):
         self.alpha = None if alpha is None else checks.number("alpha", alpha, positive=True)
 
     def interval(self, seen: Observation) -> int:
-        """Return H for the learning rate of the moment, and at most 1000."""
+        """Return H for the current learning rate, at most 1000."""
         if self.alpha is None:
             self.alpha = math.sqrt(self.base) * seen.learning_rate
-        if seen.learning_rate <= self.alpha / math.sqrt(LONGEST):  # and where it is zero
+        if seen.learning_rate <= self.alpha / math.sqrt(LONGEST):  # also if it is zero
             return LONGEST
         return max(self.base, math.floor((self.alpha / seen.learning_rate) ** 2 * (1 + ROUNDING)))

@@ -1,4 +1,4 @@
-"""What a policy sees when a block of rounds begins, and what it answers."""
+"""The interface of a policy: what it observes when a block of rounds begins, and the decision that it returns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,26 +17,26 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
 from adaptsfl.planner import PlanProblem
 
-# Who trains: the engine; devices in turns (SplitFed V2, vanilla split learning); the server alone.
+# The trainer: the engine; devices in turns (SplitFed V2, vanilla split learning); the server alone.
 TrainerName = Literal["engine", "turns", "relay", "centralized"]
 
-BLOCK_ROUNDS = 25  # of a policy whose plan does not say when to decide again
+BLOCK_ROUNDS = 25  # the length of a block if the plan does not set it
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class Trust:
-    """How far plans may follow what is believed about convergence.
+    """How far plans may rely on the convergence model.
 
     Attributes:
-        longest_interval: the longest interval that experience speaks for.
+        longest_interval: the longest interval that measurements support.
         longest_averaging: the same, where the rounds of the interval take no longer than `averagings` averagings.
-        kept_gain: a plan is kept unless another is faster by this part.
-        probe: the least interval that would show how much copies drift; 1 where enough is known.
+        kept_gain: a plan is kept unless another is faster by this fraction.
+        probe: the shortest interval that measures the drift of copies; 1 if enough is known.
         optimistic, pessimistic: `Observation.convergence` if longer intervals cost as little, or as much, as is still
             plausible; `pessimistic` is None before anything is measured.
-        probe_gain: what a probing block must promise under `optimistic`.
+        probe_gain: the fraction of time that must be gained under `optimistic` for a probing block.
     """
 
     longest_interval: int = LONGEST_INTERVAL
@@ -51,18 +51,18 @@ class Trust:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that a policy may look at; devices are those present, numbered from 0 in the order of `fleet`.
+    """The input of a policy; devices are those present, numbered from 0 in the order of `fleet`.
 
     Attributes:
         round: rounds done.
         block: decisions made before this one.
         fleet: the present devices, as measured.
-        convergence: what is believed about convergence now: estimated, or a prior while nothing was measured.
+        convergence: the current convergence model: estimated, or a prior before the first measurement.
         epoch_rounds: rounds in which the device with the most samples sees all of them once.
         divergence: ‖w_i − w̄‖/‖w̄‖ of every client-specific layer when it was last averaged, the mean over devices;
             empty before the first averaging.
-        limits: the recipe's [planner]: what may be chosen.
-        rng: seeded by run and block, so a random policy is the same whatever ran before it.
+        limits: the recipe's [planner], which restricts the choice.
+        rng: seeded by run and block, so a random policy does not depend on earlier runs.
         present: which devices of the whole fleet these are, as indices from 0 on; empty where all are.
         losses: mean training loss of every round so far; empty before the first.
         learning_rate: γ in the next round; in a warm-up, the rate to which it rises.
@@ -100,7 +100,7 @@ class Observation:
         return self.problem().allowed
 
     def problem(self, **fixed: Any) -> PlanProblem:
-        """Return the planning problem of this moment; `interval` and `cuts` may be fixed, other fields changed."""
+        """Return the current planning problem; `interval` and `cuts` may be fixed, other fields changed."""
         longest = LONGEST_INTERVAL if self.limits.max_interval is None else self.limits.max_interval
         usual = {
             "convergence": self.convergence,
@@ -112,7 +112,7 @@ class Observation:
         return PlanProblem(self.fleet, self.costs, batch_size=self.batch_size, **{**usual, **fixed})
 
     def of_those_present(self, name: str, values: Sequence[Value]) -> list[Value]:
-        """Return the entries of a list of one per device of the whole fleet that belong to those present."""
+        """Return the present devices' entries of a list with one entry per device of the whole fleet."""
         wanted = max(self.present) + 1 if self.present else self.devices
         if len(values) < wanted or (not self.present and len(values) > wanted):
             raise InvalidInput(name, f"has {len(values)} entries", "Give one per device of the whole fleet")
@@ -132,11 +132,11 @@ class Policy(Protocol):
     """Chooses interval and cuts, block by block. Options of a recipe are keyword arguments of its constructor.
 
     Attributes:
-        title: what people read in legends.
-        trainer: who trains by its plans.
-        estimates: whether it looks at `Observation.convergence`, so that constants are to be estimated.
-        divergence: whether it looks at `Observation.divergence`, so that it is to be measured.
-        adapt: what it has instead of the recipe's [adapt].
+        title: its name in legends.
+        trainer: the trainer that follows its plans.
+        estimates: whether it uses `Observation.convergence`, so that constants must be estimated.
+        divergence: whether it uses `Observation.divergence`, so that it must be measured.
+        adapt: keys that replace those of the recipe's [adapt].
     """
 
     title: ClassVar[str]
@@ -146,15 +146,15 @@ class Policy(Protocol):
     adapt: Mapping[str, Any]
 
     def decide(self, seen: Observation) -> Decision:
-        """Return how to train next. A policy may remember what it saw: it is asked once per decision, in order.
+        """Return how to train next. A policy may keep state: it is called once per decision, in order.
 
-        A run that was stopped asks it again from the first decision on, with what it saw then.
+        A restarted run replays all calls from the first decision on, with the same observations.
         """
         ...
 
 
 class BasePolicy:
-    """A policy that trains with the engine: subclasses need `decide` alone."""
+    """A policy that trains with the engine: subclasses implement `decide` only."""
 
     title: ClassVar[str] = ""
     trainer: ClassVar[TrainerName] = "engine"
@@ -172,7 +172,7 @@ class BasePolicy:
 
 
 def decision(cuts: Sequence[int] | IntArray, interval: int) -> Decision:
-    """Return the decision for one block of `interval` rounds, where that is a time anybody would wait for."""
+    """Return the decision for one block of `interval` rounds; a practically infinite interval means no averaging."""
     chosen = tuple(int(cut) for cut in cuts)
     if interval >= LONGEST_INTERVAL:  # without drift the planner never averages
         return Decision(chosen, None, rounds=BLOCK_ROUNDS)

@@ -1,4 +1,4 @@
-"""The paper's benchmarks by chance: RMA+MS, MA+RMS, RMA+RMS. What is drawn is drawn anew after every averaging."""
+"""The paper's random benchmarks: RMA+MS, MA+RMS, RMA+RMS. They draw again after every averaging."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class DrawnInterval(BasePolicy):
         self.longest = checks.whole_number("longest", longest)
 
     def drawn_interval(self, seen: Observation) -> int:
-        """Draw I, at most max_interval where the recipe has one; a fixed interval holds."""
+        """Draw I, at most max_interval if the recipe has one; a fixed interval is kept."""
         if seen.limits.interval is not None:
             return seen.limits.interval
         longest = self.longest

@@ -1,4 +1,4 @@
-"""RMA+AMS: a random interval, and cuts by the devices' resources, blind to convergence.
+"""RMA+AMS: a random interval, and cuts by the devices' resources, ignoring convergence.
 
 Paper: CoopFL's resource-aware splitting. Here: every device takes the deepest cut that keeps its own part of a round
 under a common threshold, and the threshold is the best one. Because: CoopFL's own text is not public; this follows its
@@ -28,7 +28,7 @@ class ResourceAware(DrawnInterval):
 def balanced_cuts(seen: Observation) -> IntArray:
     """Return the deepest cuts with d_i(j) ≤ T for the T among all d_i(j) that minimises T + T_s.
 
-    d_i(j) is what device i itself takes of a round with cut j: T_i^F + T_{a,i}^U + T_{g,i}^D + T_i^B.
+    d_i(j) is the time of device i itself in a round with cut j: T_i^F + T_{a,i}^U + T_{g,i}^D + T_i^B.
     """
     check_every_device_has_a_cut(seen)
     column = np.arange(1, seen.layers + 1)[:, None]

@@ -1,4 +1,4 @@
-"""The classical ways of splitting, with one cut for all devices and the whole run: SplitFed and vanilla SL."""
+"""The classical methods, with one cut for all devices and the whole run: SplitFed and vanilla SL."""
 
 from typing import ClassVar
 
@@ -35,7 +35,7 @@ class OneCut(BasePolicy):
 class SplitFedV1(OneCut):
     """Every device has its own copy of every layer; the server's copies are averaged with the clients'.
 
-    So it learns what FedAvg learns, and only takes another time: the layers after the cut run on the edge server.
+    Its weights equal FedAvg's; only the time differs, because the layers after the cut run on the edge server.
     """
 
     title = "SplitFed V1"
@@ -57,7 +57,7 @@ class SplitFedV2(OneCut):
 
 
 class VanillaSplit(OneCut):
-    """One client model, handed from device to device, and nothing averaged.
+    """One client model, passed from device to device; nothing is averaged.
 
     A block is `rounds` rounds, in each of which every device has its turn.
     """
@@ -74,7 +74,7 @@ class VanillaSplit(OneCut):
         return Decision(self.cuts(seen), None, rounds=self.rounds)
 
     def seconds(self, seen: Observation) -> FloatArray:
-        """Return the seconds of a round for every cut: one device after the other, each sending its model on."""
+        """Return the seconds of a round for every cut: devices in turn, each sending its model to the next."""
         cuts = every_cut(seen)
         moment = (seen.costs, seen.fleet, cuts)
         # A single device sends its model to no other.

@@ -1,4 +1,4 @@
-"""Plans as far as what is believed about convergence is trusted."""
+"""Plans whose interval the convergence model supports."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from adaptsfl.policies.policy import Observation
 
 
 def trusted_plan(seen: Observation, **fixed: Any) -> Plan:
-    """Return the best plan of this moment whose interval is trusted.
+    """Return the best current plan whose interval is trusted.
 
-    That is an interval that experience speaks for. Where an averaging takes long, an interval may be longer: if its
-    rounds take no longer than a few averagings, a mistake costs no more than these. But it must pay also if longer
-    intervals cost as much as is still plausible.
+    Trusted intervals are those that measurements support. If averaging is slow, the interval may be longer: while its
+    rounds take no longer than a few averagings, a mistake costs no more than these. Such an interval must also pay off
+    under the pessimistic model.
     """
     plan = planner.plan(seen.problem(**fixed))
     if seen.limits.interval is not None or plan.interval <= seen.trust.longest_interval:
         return plan
     if plan.interval > (longest := trusted_interval(seen, plan)):
         plan = planner.plan(seen.problem(**fixed, max_interval=longest))
-    # A shorter interval has other cuts, whose averaging takes fewer rounds.
+    # A shorter interval has other cuts, whose averaging may take fewer rounds.
     known = planner.plan(seen.problem(**fixed, max_interval=seen.trust.longest_interval))
     if plan.interval > trusted_interval(seen, plan):
         return known
@@ -38,7 +38,7 @@ def trusted_interval(seen: Observation, plan: Plan) -> int:
 
 
 def worth_probing(seen: Observation, plan: Plan) -> bool:
-    """Whether to look how much copies drift: the plan would not show it, and might be much too careful."""
+    """Whether to measure the drift of copies: the plan would not show it, and may be far too cautious."""
     trust, limits = seen.trust, seen.limits
     if plan.interval >= trust.probe or trust.optimistic is None or limits.interval is not None:
         return False

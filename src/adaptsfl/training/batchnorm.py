@@ -1,4 +1,4 @@
-"""Batch-norm, the one usual layer whose output for a sample depends on the samples beside it."""
+"""Batch-norm: the one common layer type whose output for a sample depends on the other samples of the batch."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -19,21 +19,21 @@ from adaptsfl.training.settings import Statistics, TrainingWarning, choice
 def mixes_samples(modules: Iterable[nn.Module]) -> bool:
     """Whether any of `modules` normalises over the batch.
 
-    A traced model may have lost the module and kept its running statistics or the operation, so these count too.
+    Tracing may replace the module by its operation or keep only its running statistics, so these count too.
     """
     parts = [part for module in modules for part in module.modules()]
     return any(isinstance(part, _BatchNorm) or _is_lost(part) for part in parts)
 
 
 def _is_lost(part: nn.Module) -> bool:
-    """Whether a batch-norm became plain operations, as torch.export makes of it, with running statistics or without."""
+    """Whether torch.export turned a batch-norm into plain operations, with or without running statistics."""
     if isinstance(part, Piece):
         return any("batch_norm" in name for name in part.operations)
     return "running_mean" in part._buffers and not isinstance(part, _BatchNorm)
 
 
 def check_statistics(statistics: Statistics, model: SplitModel, ranks: Ranks = ALONE) -> None:
-    """Refuse an unknown choice, and warn of one that fails where devices hold different classes."""
+    """Refuse an unknown value, and warn if the value fails on non-IID data."""
     choice("statistics", statistics, get_args(Statistics))
     lost = any(_is_lost(part) for piece in model.pieces for part in piece.modules())
     if statistics == "device" and lost:
@@ -55,11 +55,11 @@ def check_statistics(statistics: Statistics, model: SplitModel, ranks: Ranks = A
 
 
 class Slices:
-    """Which samples of the batch that is running belong to which device: sizes in order, and the devices' weights.
+    """Which samples of the current batch belong to which device: batch sizes in order, and the devices' weights.
 
     Attributes:
-        ranks: the processes that run the other parts of the same batch.
-        idle: whether this rank has no samples of its own, so that those that run here do not count.
+        ranks: the ranks that run the other parts of the same batch.
+        idle: whether this rank has no samples of its own; it then runs a dummy sample that does not count.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Slices:
 
 
 class _Replaced(nn.Module):
-    """Takes the place of a batch-norm, with the same tensors under the same names."""
+    """Replaces a batch-norm, with the same tensors under the same names."""
 
     def __init__(self, original: nn.Module, slices: Slices) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _Replaced(nn.Module):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics."""
+        """Update the running statistics."""
         count = self.get_buffer("num_batches_tracked").add_(1)
         factor = 1 / float(count) if self.momentum is None else self.momentum
         self.get_buffer("running_mean").lerp_(mean, factor)
@@ -92,10 +92,10 @@ class _Replaced(nn.Module):
 
 
 class SlicedBatchNorm(_Replaced):
-    """Batch-norm over a batch of several devices' samples that normalises every device's by themselves.
+    """Batch-norm over a batch of several devices that normalises each device's samples separately.
 
-    The running statistics of a common layer follow the mean of the devices' statistics, once a round (`finish`),
-    however many batches it took, and on however many ranks.
+    `finish` updates the running statistics of a common layer by the mean of the devices' statistics once per round,
+    for any number of batches and ranks.
     """
 
     def __init__(self, original: nn.Module, slices: Slices) -> None:
@@ -103,8 +103,8 @@ class SlicedBatchNorm(_Replaced):
         self._statistics: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each device's samples and remember their statistics."""
-        times = len(x) // sum(self.slices.sizes)  # a layer before may have moved another axis into the batch
+        """Normalise each device's samples and store their statistics."""
+        times = len(x) // sum(self.slices.sizes)  # an earlier layer may have merged another axis into the batch
         parts = x.split_with_sizes([size * times for size in self.slices.sizes])
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
         outputs = []
@@ -117,29 +117,29 @@ class SlicedBatchNorm(_Replaced):
 
     @torch.no_grad()
     def round_statistics(self) -> Tensor:
-        """Return the mean and variance of each channel in this round, the devices' each times its share."""
+        """Return each channel's mean and variance in this round: the sum over devices, weighted by their shares."""
         if self._statistics:
             return torch.stack(self._statistics).sum(0)
         like = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), torch.zeros(()))
         return like.new_zeros(2, self.channels)
 
     def finish(self, statistics: Tensor) -> None:
-        """End the round: move the running statistics by those of all ranks."""
+        """End the round: update the running statistics by those of all ranks."""
         if "running_mean" in self._buffers:
             mean, variance = statistics
             self._track(mean, variance)
         self.forget()
 
     def forget(self) -> None:
-        """Forget the statistics of batches that were not trained on."""
+        """Discard the statistics of batches that were not trained on."""
         self._statistics.clear()
 
 
 class RanksBatchNorm(_Replaced):
-    """Batch-norm over a batch whose samples lie on several ranks, as if they were together."""
+    """Batch-norm over a batch that is spread over several ranks, normalised as one batch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise by the statistics of all ranks' samples, and move the running ones."""
+        """Normalise by the statistics of all ranks' samples, and update the running statistics."""
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
         outputs: Tensor
         outputs, mean, variance = _OverRanks.apply(x, weight, bias, self.eps, self.slices)  # type: ignore[no-untyped-call]
@@ -180,7 +180,7 @@ class _OverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradient of x, which depends on the samples of all ranks, and this rank's part of the others."""
+        """Return the gradient of x, which depends on all ranks' samples, and this rank's part for weight and bias."""
         normal, inverse, weight = ctx.saved_tensors
         gradient = gradients[0]
         sums = torch.stack([gradient.sum(ctx.axes), (gradient * normal).sum(ctx.axes)])
@@ -189,13 +189,13 @@ class _OverRanks(torch.autograd.Function):
         plain, along = (sums / ctx.count).view(2, *ctx.shape)
         scale = inverse if weight is None else inverse * weight
         of_x = (gradient - plain - normal * along) * scale.view(ctx.shape)
-        if ctx.idle:  # nothing depends on samples that do not count
+        if ctx.idle:  # the dummy sample has no gradient
             of_x = torch.zeros_like(of_x)
         return of_x, None if weight is None else of_weight, of_bias if ctx.biased else None, None, None
 
 
 def slice_batch_norm(module: nn.Module, slices: Slices) -> list[SlicedBatchNorm]:
-    """Put a sliced batch-norm in the place of every batch-norm in `module`; return the new ones."""
+    """Replace every batch-norm in `module` by a sliced one; return the new ones."""
     sliced = []
     for parent, name, child in _batch_norms(module):
         sliced.append(SlicedBatchNorm(child, slices))
@@ -204,7 +204,7 @@ def slice_batch_norm(module: nn.Module, slices: Slices) -> list[SlicedBatchNorm]
 
 
 def spread_batch_norm(module: nn.Module, slices: Slices) -> None:
-    """Let every batch-norm in `module` take the statistics of all ranks' samples."""
+    """Replace every batch-norm in `module` by one that normalises over all ranks' samples."""
     for parent, name, child in _batch_norms(module):
         setattr(parent, name, RanksBatchNorm(child, slices))
 

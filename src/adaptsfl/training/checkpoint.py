@@ -1,11 +1,12 @@
-"""A training run kept on disk: one safetensors file for all tensors, and one JSON manifest that names it.
+"""Checkpoints: one safetensors file for all tensors, and one JSON manifest that names it.
 
-The pair changes at one instant. The tensors are written first, under a name that was never used; then the manifest
-takes the place of the older one; then the older tensors are removed. Whatever stops the program on the way, there is a
-manifest, and the tensors that it names are whole. A folder belongs to one run at a time.
+A checkpoint is replaced atomically. The tensors are written first, under a new name; then the manifest replaces the
+older one; then the older tensors are removed. If the program stops at any point, there is a manifest, and the tensors
+that it names are complete. A folder belongs to one run at a time.
 
-Several ranks write one checkpoint: every rank a file with the copies of its own devices, the first also what there is
-one of, and then the manifest, which names all files and says whose copies they hold. Any number of ranks reads it.
+Several ranks write one checkpoint. Every rank writes a file with the copies of its own devices. The first rank's file
+also has everything else; it then writes the manifest, which lists all files with their devices. Any number of ranks can
+read the checkpoint.
 """
 
 import secrets
@@ -35,12 +36,12 @@ from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.snapshot import EngineState
 from adaptsfl.training.trainer import Trainer
 
-OWN = "own"  # tensors of a rank's own devices
+OWN = "own"  # prefix of tensors that hold the copies of one rank's devices
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a folder held.
+    """The content of a checkpoint.
 
     Attributes:
         state: for `restore` of a trainer with the same model, devices and settings.
@@ -54,7 +55,7 @@ class Checkpoint:
     random: Mapping[str, Tensor]
 
     def resume(self, trainer: Trainer) -> None:
-        """Put trainer and random generators where they were: the next round is the one that would have come."""
+        """Restore the trainer and the random generators: the next round is the same as without the interruption."""
         trainer.restore(self.state)
         torch.set_rng_state(self.random["cpu"])
         for name, state in self.random.items():
@@ -63,12 +64,12 @@ class Checkpoint:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a checkpoint was ever written into `folder`, sound or not."""
+    """Whether `folder` has a checkpoint, valid or damaged."""
     return (folder / MANIFEST).is_file()
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint that is not needed any more."""
+    """Remove the checkpoint of a folder."""
     (folder / MANIFEST).unlink(missing_ok=True)
     remove_unnamed(folder)
 
@@ -82,17 +83,17 @@ def save_checkpoint(
     tensors: Mapping[str, Tensor] | None = None,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Write everything that `load_checkpoint` gives back, in place of the folder's older checkpoint.
+    """Write everything that `load_checkpoint` returns, and replace the folder's older checkpoint.
 
-    Weights that are not finite are refused, so that the older checkpoint outlives a run that diverges.
+    Weights with NaN or infinity are refused, so a run that diverges keeps its older checkpoint.
 
-    On several ranks all call it, each with its own snapshot, for a folder that all of them see. What one of them cannot
-    do fails on all.
+    On several ranks all call it, each with its own snapshot, for a folder that all of them see. An error on one rank is
+    raised on all.
 
     Args:
-        extra: data of the caller's own, as JSON can hold it; floats come back exactly, infinite ones and NaN too.
+        extra: data of the caller that JSON can hold; floats are restored exactly, also NaN and infinity.
         identity: describes the run to which the checkpoint belongs; `load_checkpoint` compares it.
-        tensors: of the caller's own.
+        tensors: further tensors of the caller.
     """
     content = {"identity": plain("identity", identity), "extra": plain("extra", extra)}
     name = ranks.broadcast(f"checkpoint-{state.round}-{secrets.token_hex(6)}")
@@ -113,7 +114,7 @@ def save_checkpoint(
 
 @contextmanager
 def _agreed(ranks: Ranks, folder: Path) -> Iterator[None]:
-    """Explain why a checkpoint cannot be written, and let what fails on one rank fail on all of them."""
+    """Explain why a checkpoint cannot be written, and raise an error of one rank on all ranks."""
     failure: NotWritten | TrainingDiverged | None = None
     try:
         yield
@@ -144,7 +145,7 @@ class Part(NamedTuple):
 
 
 def _described(state: EngineState, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return what a manifest says of the files that all ranks wrote."""
+    """Return the manifest's description of the files that all ranks wrote."""
     described, first = _state(state), parts[0]
     if first.devices is None:
         return {"state": described, "tensors": first.file}
@@ -158,20 +159,20 @@ def _described(state: EngineState, parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def read_extra(folder: Path, *, identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the caller of `save_checkpoint` added, without reading any tensors."""
+    """Return the `extra` of `save_checkpoint`, without reading any tensors."""
     extra: Mapping[str, Any] = read_manifest(folder, identity)["extra"]
     return extra
 
 
 def load_checkpoint(folder: Path, *, identity: Mapping[str, Any], devices: Sequence[int] | None = None) -> Checkpoint:
-    """Return the folder's checkpoint, if it is sound and belongs to the run that `identity` describes.
+    """Return the folder's checkpoint, if it is undamaged and belongs to the run that `identity` describes.
 
     Args:
         devices: those of this rank, where there are several: only their copies are kept in memory.
     """
     content = read_manifest(folder, identity)
     try:
-        # Of a rank without devices, copies that do not count: there are two rows at least (`EngineState.shard`).
+        # A rank without devices gets copies that do not count: there are at least two rows (`EngineState.shard`).
         rows = None if devices is None else [*devices, *[0] * (2 - len(devices))]
         found = _read_parts(folder, content, rows)
         state = _state_from(content["state"], found, rows, None if devices is None else tuple(devices))
@@ -195,14 +196,14 @@ def _read_parts(folder: Path, content: Mapping[str, Any], rows: Sequence[int] | 
             tensors = found if part["file"] == first["file"] else read_part(folder, part)
             for name, stacked in _group(tensors, OWN).items():
                 copies.setdefault(name, {}).update({device: stacked[row] for device, row in held.items()})
-    if rows is not None:  # of what one process wrote
+    if rows is not None:  # select from a checkpoint that one process wrote
         picked = [name for name, tensor in found.items() if name.startswith("layer.") and len(tensor) > 1]
         found |= {name: found[name][list(rows)] for name in picked}
     return found | {name: torch.stack([of[device] for device in wanted]) for name, of in copies.items()}
 
 
 def _tensors(state: EngineState, extra: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """Return all tensors that this rank writes under one name each, in plain memory."""
+    """Return all tensors that this rank writes, by name, contiguous and on the CPU."""
     layers: dict[str, Tensor] = {}
     for number, layer in enumerate(state.tensors, start=1):
         for name, rows in layer.items():
@@ -215,7 +216,7 @@ def _tensors(state: EngineState, extra: Mapping[str, Tensor], ranks: Ranks) -> d
     random = {"random.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         random |= {f"random.{k}": generator for k, generator in enumerate(torch.cuda.get_rng_state_all())}
-    # safetensors refuses tensors that share memory, as the caller's own may.
+    # safetensors refuses tensors that share memory, as the caller's may.
     own = {f"extra.{name}": value.detach().cpu().contiguous().clone() for name, value in extra.items()}
     return {**random, **layers, **own}
 
@@ -259,7 +260,7 @@ def _group(tensors: Mapping[str, Tensor], group: str) -> dict[str, Tensor]:
 
 
 def _check_finite(state: EngineState) -> None:
-    """Refuse weights that are NaN or infinite: a round's loss is that before its update, so it does not show them."""
+    """Refuse weights with NaN or infinity; the loss does not show them, as it is computed before the round's update."""
     for number, layer in enumerate(state.tensors, start=1):
         for name, tensor in layer.items():
             # Parameters only: a buffer may hold infinities on purpose, as masks of attention do.

@@ -1,4 +1,4 @@
-"""Objects of which every rank has one, and whose methods all ranks run together."""
+"""Objects replicated on every rank: a method call on the first rank is dispatched to all ranks."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,23 +16,23 @@ RAISED_BY_ALL = (TrainingDiverged, NotWritten)  # errors that all ranks raise to
 
 
 class Replicated:
-    """An object of which every rank has one.
+    """An object that is replicated on every rank.
 
-    A method that is marked `on_all_ranks` is called on the first rank only: the others `follow`, and run it with the
-    same arguments. `end` lets them return.
+    The caller calls methods marked `on_all_ranks` on the first rank only. The other ranks wait in `follow`, which runs
+    each dispatched call with the same arguments until the first rank calls `end`.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
 
     def follow(self) -> None:
-        """Run what the first rank is asked to run, until it calls `end`."""
+        """Run the calls that the first rank dispatches, until it calls `end`."""
         assert not self.ranks.first
         while True:
             name, arguments = self.ranks.broadcast(("", ()))
             if not name:
                 return
-            with suppress(*RAISED_BY_ALL):  # the first rank reports it
+            with suppress(*RAISED_BY_ALL):  # the first rank reports the error
                 getattr(self, name)(*arguments)
 
     def end(self) -> None:
@@ -44,7 +44,7 @@ class Replicated:
 def on_all_ranks(
     method: Callable[Concatenate[Self, Arguments], Result],
 ) -> Callable[Concatenate[Self, Arguments], Result]:
-    """Let all ranks run a method, whose arguments are positional; where one of them fails, none can go on."""
+    """Dispatch a method to all ranks, with positional arguments only; an error on one rank raises RankFailed."""
 
     @wraps(method)
     def run(self: Self, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:

@@ -24,7 +24,7 @@ def divergence(
     here = [k for k, share in enumerate(shares) if share]
     squares, length = torch.zeros(len(here), dtype=torch.float64), 0.0  # ‖w_i - w̄‖², ‖w̄‖²
     for rows in parameters:
-        # From one of the copies, not from zero: so equal copies are apart by nothing, not by rounding.
+        # Differences from one of the copies, not from zero, so that rounding adds nothing between equal copies.
         first = rows[here[0]].double() if ranks.rank == root else torch.zeros_like(rows[0], dtype=torch.float64)
         ranks.all_reduce_sum([first])
         off = sum((shares[k] * (rows[k] - first) for k in here), torch.zeros_like(first))

@@ -1,4 +1,4 @@
-"""The rounds of `reference`, fast: the same weights up to rounding.
+"""The fast engine: the same rounds as `reference`, with equal weights up to rounding.
 
 Where a client-specific layer runs, on the device or on the edge server, does not change its weights; so every device
 runs its own copies of layers 1..L_c, and the common layers run once on the samples of many devices.
@@ -31,8 +31,8 @@ class Engine(Trainer):
         sharding: which rank holds which devices; by default all are in this process.
         chunk: devices that run together; see `Passes`.
         chunk_forward: how a chunk runs through the client-specific layers.
-        record_divergence: keep in `last_divergence` how far apart a layer's copies were when they were last averaged.
-            Then copies are made with I = 1 too, where the engine would do without.
+        record_divergence: store each layer's divergence at its last averaging in `last_divergence`. The engine then
+            makes copies also with I = 1, where it does not need them otherwise.
         options: weights, loss and device; see `Trainer`.
     """
 
@@ -82,20 +82,20 @@ class Engine(Trainer):
         if plan == self.schedule.plan:
             return
         self.schedule.change(plan)
-        merge(self.layers[plan.deepest :], self._last_shares(), "average")  # those that become common
+        merge(self.layers[plan.deepest :], self._last_shares(), "average")  # layers that become common
 
     def divergence(self) -> list[float]:
         """Return how far apart the copies of each client-specific layer are: the mean of ‖w_i - w̄‖ / ‖w̄‖.
 
-        The mean and w̄ are over the devices of the last round, by their weights. Just before an averaging it is largest;
-        `record_divergence` keeps it from there.
+        The mean and w̄ are over the devices of the last round, by their weights. It is largest just before an
+        averaging, where `record_divergence` stores it.
         """
         shares = self._last_shares()
         return [layer.divergence(shares) for layer in self.layers[: self.schedule.plan.deepest]]
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the mean of the copies of the last round in their place, for gradients there; then put them back."""
+        """Replace the copies by their mean over the devices of the last round, and restore them at the end."""
         kept = [(layer.parameters, layer.buffers) for layer in self.layers]
         groups = [group for pair in kept for group in pair]
         merged = iter(means(groups, self._last_shares(), self.sharding))
@@ -118,9 +118,9 @@ class Engine(Trainer):
     ) -> list[Tensor]:
         """Return the gradient of every layer as one vector, the weighted mean over `devices` (by default all).
 
-        It is taken at every device's own copies, or inside `averaged` at their mean. Nothing is changed. On several
-        ranks, batches are those of the rank's own devices, and the gradient is that of all; with `alone` all devices
-        are this rank's, and the other ranks need not call it.
+        It is computed at every device's own copies, or inside `averaged` at their mean, and changes nothing. On several
+        ranks, every rank gives the batches of its own devices, and gets the gradient over all devices. With `alone`,
+        all `devices` belong to this rank, and the other ranks need not call it.
         """
         chosen, own = present_devices(devices, len(self.weights)), self.schedule.plan.deepest
         local = self._local(batches, chosen)
@@ -156,7 +156,7 @@ class Engine(Trainer):
 
     @contextmanager
     def _unchanged_buffers(self) -> Iterator[None]:
-        """Let passes work on copies of batch-norm's running statistics, and forget what they add to them."""
+        """Run passes on copies of batch-norm's running statistics, and discard the copies at the end."""
         kept = [layer.buffers for layer in self.layers]
         try:
             for layer in self.layers:
@@ -173,7 +173,7 @@ class Engine(Trainer):
 
         Where all copies are equal and are averaged after the round, the mean of their updates is the update by the
         mean gradient, if the optimiser is linear and every sample's gradient depends on that sample alone. Absent
-        devices get the mean as well, so nobody needs a copy. To see how far copies part, they must be made.
+        devices get the mean as well, so no device needs a copy. Measuring the divergence needs copies.
         """
         plan = self.schedule.plan
         stateless = self.settings.name == "sgd" or self.settings.at_averaging != "keep"
@@ -183,7 +183,7 @@ class Engine(Trainer):
         return plan.deepest
 
     def _update_common(self, work: Work, gradients: list[Tensor]) -> None:
-        """Step the layers of which there is one copy by the mean gradient."""
+        """Update the layers that have a single copy by the mean gradient."""
         norms = self._passes.sliced
         statistics = [norm.round_statistics() for norm in norms]
         self.sharding.ranks.all_reduce_sum([*gradients, *statistics])

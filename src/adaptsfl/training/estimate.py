@@ -1,7 +1,6 @@
-"""What is known about convergence, measured while training: scalars per layer, from gradients on one mini-batch each.
+"""The paper's constants, measured while training: scalars per layer, from gradients on one mini-batch each.
 
-`measure_constants` gives the paper's β, G_j², σ_j², which need every device's gradient by itself. It leaves the engine
-as it was.
+`measure_constants` returns β, G_j² and σ_j², which need every device's separate gradient; the engine does not change.
 """
 
 import math
@@ -18,9 +17,9 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.training.engine import Engine
 from adaptsfl.training.settings import Batch, present_devices
 
-# Rounds of training that `measure_constants` takes: two gradients per device in halves, which are slower by themselves.
+# The cost of `measure_constants` in rounds: two gradients per device on half batches, which run less efficiently.
 CONSTANTS_COST = 4
-# Copies closer than this say nothing about smoothness.
+# Copies closer than this give no estimate of the smoothness.
 SMALLEST_DISTANCE = 1e-10
 
 
@@ -30,7 +29,7 @@ class ConstantsSample:
 
     Attributes:
         smoothness: β, the mean over devices of ‖∇F_i(w_i) − ∇F_i(w̄)‖ / ‖w_i − w̄‖; None where the copies are equal.
-        devices: who measured.
+        devices: the devices that measured.
         squared_norms: ‖∇_j F_i‖², shape (devices, layers).
         variance: σ_j² of a mini-batch gradient, the mean over devices of ‖g_j^a − g_j^b‖²/4 for its halves a and b.
     """
@@ -46,7 +45,7 @@ def measure_constants(
 ) -> ConstantsSample:
     """Measure β, G_j² and σ_j² on one mini-batch per present device; costs about four rounds.
 
-    On several ranks all measure, each by its own devices, and get the same: they exchange numbers per layer.
+    On several ranks, each measures with its own devices, and all get the same result by an all-reduce of scalars.
     """
     halves = [_half(batches, k) for k in range(2)]
     devices = present_devices(present, len(engine.weights))
@@ -80,7 +79,7 @@ def measure_constants(
 def measured_round(
     engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None
 ) -> tuple[Tensor, ConstantsSample]:
-    """Train one round, after measuring the constants on its mini-batches; return its losses too."""
+    """Measure the constants on the mini-batches of one round, then train it; return its losses and the constants."""
     sample = measure_constants(engine, batches, present)
     if sample.smoothness is not None:
         return engine.round(batches, present), sample
@@ -90,7 +89,7 @@ def measured_round(
 
 
 class SmoothnessProbe:
-    """β where copies never differ (I = 1): two global iterates on one held mini-batch per device."""
+    """Measures β where copies never differ (I = 1): from two global iterates, on the same mini-batch per device."""
 
     def __init__(self, engine: Engine, batches: Sequence[Batch], present: Sequence[int] | None = None) -> None:
         self.batches, self.present = batches, present
@@ -98,7 +97,7 @@ class SmoothnessProbe:
             self.weights, self.gradients = _weights(engine), engine.gradients(batches, devices=present)
 
     def measure(self, engine: Engine) -> float | None:
-        """Return ‖∇f(w') − ∇f(w)‖ / ‖w' − w‖ between now and when the probe was made; None if nothing moved."""
+        """Return ‖∇f(w') − ∇f(w)‖ / ‖w' − w‖ between now and the probe's construction; None if no weight changed."""
         with engine.averaged():
             distance = _length(_minus(_weights(engine), self.weights))
             if distance < SMALLEST_DISTANCE:
@@ -109,7 +108,7 @@ class SmoothnessProbe:
 
 @dataclass(frozen=True)
 class MovingConstants:
-    """β, G_j², σ_j² smoothed over measurements: each new one counts half.
+    """β, G_j², σ_j² smoothed over measurements: each new one has weight 1/2.
 
     Attributes:
         squared_norms: by device, moving averages of ‖∇_j F_i‖²; G_j² is the largest over devices.

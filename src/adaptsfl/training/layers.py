@@ -1,4 +1,4 @@
-"""Copies of layers as the reference holds them: a piece of the model with its own torch optimiser."""
+"""The reference's copies of layers: each is a piece of the model with its own torch optimiser."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from adaptsfl.training.settings import OptimizerSettings, StateRule
 
-# What torch's optimisers keep of a parameter, by their names for it.
+# The state that torch's optimisers keep per parameter, under torch's names.
 OPTIMIZER_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 
 
 class Layer:
-    """One copy of one layer and the optimiser of its parameters, which goes wherever the layer goes."""
+    """One copy of one layer and the optimiser of its parameters, which moves with the layer."""
 
     def __init__(self, piece: nn.Module, settings: OptimizerSettings) -> None:
         self.piece = deepcopy(piece).train()
@@ -29,18 +29,18 @@ class Layer:
             self.optimizer = torch.optim.SGD([group], momentum=settings.momentum if settings.name == "momentum" else 0)
 
     def update(self, gradients: Sequence[Tensor], rate: float) -> None:
-        """Step once, at the rate of the part to which the layer belongs now."""
+        """Take one step, at the learning rate of the part to which the layer belongs now."""
         self.optimizer.param_groups[0]["lr"] = rate
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.optimizer.step()
 
     def tensors(self) -> list[Tensor]:
-        """Return what is averaged whatever becomes of the optimiser's state: parameters and buffers."""
+        """Return what is averaged under every state rule: parameters and buffers."""
         return [*self.parameters, *self.piece.buffers()]
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that training changes, by name: what `load` needs, on another machine too."""
+        """Return all that training changes, by name; `load` accepts it, also on another machine."""
         state = {f"parameters.{name}": tensor.detach() for name, tensor in self.piece.named_parameters()}
         state |= {f"buffers.{name}": tensor for name, tensor in self.piece.named_buffers()}
         for k, name in enumerate(self._trained):
@@ -49,7 +49,7 @@ class Layer:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a `state` of the same layer."""
+        """Load a `state` of the same layer."""
         for kind, tensors in (("parameters", self.piece.named_parameters()), ("buffers", self.piece.named_buffers())):
             for name, tensor in tensors:
                 tensor.copy_(state[f"{kind}.{name}"])
@@ -60,7 +60,7 @@ class Layer:
                 self.optimizer.state[parameter] = kept
 
     def state_of(self, k: int) -> dict[str, Any]:
-        """Return what the optimiser keeps of the k-th parameter; nothing before its first step."""
+        """Return the optimiser's state of the k-th parameter; empty before its first step."""
         state: dict[str, Any] = self.optimizer.state[self.parameters[k]]
         return state
 
@@ -78,13 +78,13 @@ def parameters_of(layers: Sequence[Layer]) -> list[Tensor]:
 
 
 def gradients_of(outputs: Tensor, inputs: Sequence[Tensor], received: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield the gradient of every input, zero where it has no part in `outputs`."""
+    """Yield the gradient of every input, zero where `outputs` do not depend on it."""
     if inputs:
         yield from torch.autograd.grad(outputs, inputs, received, allow_unused=True, materialize_grads=True)
 
 
 def update(layers: Sequence[Layer], gradients: Iterator[Tensor], rate: float, weight: float = 1.0) -> None:
-    """Let every layer take the gradients of its parameters from the front, over the weight they carry."""
+    """Update every layer by its part of `gradients`, which come in the order of the layers, divided by `weight`."""
     for layer in layers:
         layer.update([gradient / weight for gradient in islice(gradients, len(layer.parameters))], rate)
 
@@ -95,17 +95,17 @@ def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor
 
 
 def common_value(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the mean; of counters, which only absence makes unequal, the largest."""
-    if tensors[0].is_complex():  # constants: torch has no order of them
+    """Return the mean; for counters, which differ only if devices were absent, the maximum."""
+    if tensors[0].is_complex():  # constants, which have no order
         return tensors[0].clone()
     return weighted_mean(tensors, weights) if tensors[0].is_floating_point() else torch.stack([*tensors]).amax(0)
 
 
 @torch.no_grad()
 def average(copies: Sequence[Layer], shares: Sequence[float], rule: StateRule) -> None:
-    """Put the mean of one layer's copies into every one of them (line 27 and 28, what the fed server does).
+    """Replace every copy of one layer by their mean (lines 27 and 28, which the fed server runs).
 
-    The mean is over the copies with a share; a device that was absent has none, and gets the mean as the others do.
+    The mean is over the copies with a nonzero share; an absent device has share 0, and also receives the mean.
     """
     present, weights = zip(*((copy, share) for copy, share in zip(copies, shares, strict=True) if share), strict=True)
     means = [common_value(tensors, weights) for tensors in zip(*(copy.tensors() for copy in present), strict=True)]
@@ -126,7 +126,7 @@ def average(copies: Sequence[Layer], shares: Sequence[float], rule: StateRule) -
 
 
 def _mean_state(states: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
-    """Return the mean of the optimisers' states of one parameter; of Adam's step count, the largest."""
+    """Return the mean of the optimisers' states of one parameter; of Adam's step count, the maximum."""
     return {
         key: max(state[key] for state in states) if key == "step" else weighted_mean([s[key] for s in states], weights)
         for key in states[0]

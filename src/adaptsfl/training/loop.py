@@ -1,4 +1,4 @@
-"""Rounds one after another, stopped where training makes no sense any more."""
+"""Trains round after round, and stops with an error if training diverges."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +16,11 @@ EXPLODED = 1e3  # times the first round's loss: for cross-entropy far worse than
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What one round gave.
+    """The result of one round.
 
     Attributes:
         losses: every present device's mean loss over its batch, before the round's update.
-        present: the devices that took part; None where that was not asked, and all did.
+        present: the devices that took part; None if `train` got no `present`: all devices then took part.
     """
 
     round: int
@@ -43,10 +43,10 @@ def train(
 ) -> Iterator[RoundRecord]:
     """Train rounds `start`, `start` + 1, … and yield the record of each; between two the plan may be changed.
 
-    `present` says who takes part in a round. `batches` always gives one batch per device, of which only those of the
-    present devices are taken, so a device's batches do not depend on who else was there.
+    `present` returns the devices of a round. `batches` always returns one batch per device, and the batches of absent
+    devices are ignored, so a device's batches do not depend on the other devices' presence.
 
-    A loss that is not finite, or a thousand times the first round's, raises TrainingDiverged.
+    A loss that is NaN or infinity, or a thousand times the first round's, raises TrainingDiverged.
     """
     last = checks.whole_number("start", start) + checks.whole_number("rounds", rounds) - 1
     first: float | None = None
@@ -67,7 +67,7 @@ def _floats(losses: Tensor) -> tuple[float, ...]:
 
 
 def check_round(record: RoundRecord, first: float | None) -> None:
-    """Raise TrainingDiverged where a loss is not finite, or the mean exploded since the first round's."""
+    """Raise TrainingDiverged if a loss is NaN or infinity, or the mean loss exploded since the first round."""
     remedy = "Lower the learning rate, or use a model with normalisation; weights from before this round may be sound."
     devices = range(len(record.losses)) if record.present is None else record.present
     for device, loss in zip(devices, record.losses, strict=True):

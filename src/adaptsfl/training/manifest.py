@@ -1,6 +1,6 @@
 """The manifest of a checkpoint: a JSON file that says to which run it belongs, and names the files of its tensors.
 
-Every file has a checksum, and so has the manifest itself: whatever is damaged is noticed before anything is used.
+Every file and the manifest itself have a checksum: damage is detected before anything is used.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from torch import Tensor
 from adaptsfl.errors import InvalidInput, NotWritten
 from adaptsfl.files import TEMPORARY, replace_file, write_tensors
 
-FORMAT = "adaptsfl-checkpoint-1"  # another number where older files cannot be read any more
+FORMAT = "adaptsfl-checkpoint-1"  # the number changes when older files become unreadable
 MANIFEST = "checkpoint.json"
 ANEW = "Begin the run anew in an empty folder, or restore the folder from a copy"
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Put a manifest in the place of the older one, at one instant."""
+    """Replace the manifest atomically."""
     for part in content.get("parts", ()):
         if not (folder / part["file"]).is_file():
             problem = f"a rank wrote {part['file']} to another disk than the first one's"
@@ -33,7 +33,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a manifest, if it is sound and belongs to the run that `identity` describes."""
+    """Return the content of a manifest, if it is undamaged and belongs to the run that `identity` describes."""
     content = _read_content(folder / MANIFEST)
     try:
         for field, was, now in _differences("identity", content["identity"], plain("identity", identity)):
@@ -47,7 +47,7 @@ def read_manifest(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_part(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Write a file of tensors; return how the manifest names it."""
+    """Write a file of tensors; return its entry in the manifest."""
     replace_file(path, lambda temporary: write_tensors(temporary, tensors))
     return {"file": path.name, "sha256": _sha256(path)}
 
@@ -68,8 +68,8 @@ def read_part(folder: Path, part: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def remove_unnamed(folder: Path) -> None:
-    """Remove tensors that no manifest names, and what a killed program left half written."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # rather keep too much than stop training
+    """Remove files of tensors that the manifest does not name, and temporary files of a killed program."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # keep leftovers rather than stop training
         path = folder / MANIFEST
         content = json.loads(path.read_bytes())["content"] if path.exists() else {}
         named = {part["file"] for part in (content.get("tensors", {}), *content.get("parts", ())) if part}
@@ -80,7 +80,7 @@ def remove_unnamed(folder: Path) -> None:
 
 
 def plain(field: str, value: Any) -> Any:
-    """Return `value` as JSON gives it back, or say which part of it JSON cannot hold."""
+    """Return `value` as JSON would restore it, or refuse it and name the part that JSON cannot hold."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -95,13 +95,13 @@ def plain(field: str, value: Any) -> Any:
 
 
 def incomplete(folder: Path, error: Exception) -> InvalidInput:
-    """Return what to say of a manifest that lacks something."""
+    """Return the error for a manifest that lacks a key."""
     problem = f"lacks what a checkpoint holds ({type(error).__name__}: {error})"
     return InvalidInput("checkpoint", problem, ANEW, source=str(folder / MANIFEST))
 
 
 def reason(error: Exception) -> str:
-    """Return what an error of the file system says happened."""
+    """Return the reason that a file system error gives."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
@@ -141,7 +141,7 @@ def _differences(field: str, stored: Any, given: Any) -> Iterator[tuple[str, str
     elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given):
         for k, (old, new) in enumerate(zip(stored, given, strict=True)):
             yield from _differences(f"{field}[{k}]", old, new)
-    elif json.dumps(stored) != json.dumps(given):  # by text, so that NaN is equal to itself
+    elif json.dumps(stored) != json.dumps(given):  # compared as text, so that NaN equals NaN
         yield field, _shown(stored), _shown(given)
 
 

@@ -1,7 +1,6 @@
-"""Forward and backward passes of many devices: every one through its own layers, all together through the common ones.
+"""Forward and backward passes of many devices: each through its own layers, all together through the common layers.
 
-Devices come in chunks, each done with before the next begins, so memory does not grow with their number but for their
-own layers.
+Devices run in chunks, one chunk after the other, so only the memory of their own layers grows with their number.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +17,11 @@ from adaptsfl.training.ranks import Ranks
 from adaptsfl.training.settings import Batch, Loss, Statistics
 from adaptsfl.training.stack import LayerStack, Slot, moved
 
-CHUNK_SAMPLES = 160  # enough for the kernels to be busy, and little enough for memory
+CHUNK_SAMPLES = 160  # enough to keep the kernels busy, few enough for memory
 
-# From the layers of every device in a chunk, and its inputs, to all activations behind each other.
+# Takes the layers and the inputs of every device in a chunk; returns the concatenated activations.
 ChunkForward = Callable[[Sequence[Sequence[nn.Module]], Sequence[Tensor]], Tensor]
-# Takes the devices of a chunk and, for each of their own layers, the gradients of all of them.
+# Takes the devices of a chunk and, for each client-specific layer, the gradients of all these devices.
 OwnGradients = Callable[[Sequence[int], list[list[Tensor]]], None]
 
 
@@ -39,13 +38,13 @@ def one_after_another(devices: Sequence[Sequence[nn.Module]], inputs: Sequence[T
 
 @dataclass(frozen=True)
 class Work:
-    """What one pass of all devices is made of.
+    """The input of one pass over all devices.
 
     Attributes:
-        batches: by device, those of this rank.
-        shares: how much every device counts, also those of other ranks.
+        batches: by device, for the devices of this rank.
+        shares: the weight of every device, also of those on other ranks.
         own: how many of the first layers have one copy per device.
-        ranks: the processes that run the other devices.
+        ranks: the ranks that run the other devices.
     """
 
     batches: dict[int, Batch]
@@ -55,7 +54,7 @@ class Work:
 
     @property
     def scale(self) -> float:
-        """What the loss is divided by, so that the gradients of the heaviest device come out right: all, if equal."""
+        """The largest share: the loss is divided by it, so with equal shares no device's own gradient is rescaled."""
         return max(self.shares)
 
 
@@ -65,11 +64,11 @@ class Passes:
     Args:
         device: where to compute.
         chunk: devices that run together; by default as many as have about 160 samples. With pooled statistics in a
-            common batch-norm all devices run together, because each sample then depends on all.
+            common batch-norm all devices run together, because each sample then depends on all others.
         chunk_forward: how a chunk runs through the client-specific layers.
 
     Attributes:
-        sliced: the common layers' batch-norms that normalise every device's samples by themselves.
+        sliced: the common layers' batch-norms that normalise each device's samples separately.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Passes:
         self.chunk = None if chunk is None else checks.whole_number("chunk", chunk)
         self.sliced: list[SlicedBatchNorm] = []
         self._sharding = layers[0].sharding
-        self._boundary = -1  # own layers for which the modules below were made
+        self._boundary = -1  # how many own layers the modules below were built for
         self._own_slots: list[list[Slot]] = []  # for every device of a chunk, its own layers
         self._common_slots: list[Slot] = []
         self._slices = Slices()
@@ -100,7 +99,7 @@ class Passes:
 
         Args:
             use_own: called after every chunk, before the next one begins.
-            factor: times which the common layers' gradient of every chunk is taken.
+            factor: multiplies the common layers' gradient of every chunk.
 
         Returns:
             The losses of every chunk's devices, and the gradient of the common layers, summed over chunks.
@@ -117,7 +116,7 @@ class Passes:
         return losses, total
 
     def _run_chunk(self, devices: Sequence[int], work: Work, use_own: OwnGradients) -> tuple[Tensor, Sequence[Tensor]]:
-        """Run one chunk; all that it holds in memory but the result is free when this returns."""
+        """Run one chunk; its memory is freed on return, except the result."""
         losses, own, common = self._chunk_gradients(devices, work)
         use_own(devices, own)
         return losses, common
@@ -125,7 +124,7 @@ class Passes:
     def _chunks(self, work: Work) -> list[list[int]]:
         devices = list(work.batches)
         if self._pools(work.own):
-            return [devices]  # also of none: the other ranks need this one's part of the statistics
+            return [devices]  # also if empty: the all-reduce of the statistics needs every rank
         if not devices:
             return []
         samples = sum(len(x) for x, _ in work.batches.values())
@@ -139,7 +138,7 @@ class Passes:
         return self.statistics == "pooled" and any(layer.mixes_samples for layer in self.layers[own:])
 
     def _make_modules(self, work: Work) -> None:
-        """Make modules for the common layers, if they changed, and point them at the weights."""
+        """Build the modules of the common layers if L_c changed, and point them at the weights."""
         self._slices.ranks = work.ranks
         if work.own != self._boundary:
             self._boundary, self._own_slots = work.own, []
@@ -194,7 +193,7 @@ class Passes:
         return means.detach(), own, list(gradients)
 
     def _shape_for_idle(self, work: Work, outputs: Tensor | None) -> tuple[tuple[int, ...], torch.dtype]:
-        """Tell ranks without a present device, if there are any, what the others put into the common layers."""
+        """Return shape and type of a sample at the common layers, broadcast to ranks without a present device."""
         shape = None if outputs is None else (tuple(outputs.shape[1:]), outputs.dtype)
         busy = [any(work.shares[device] for device in part) for part in self._sharding.parts]
         if work.ranks.size > 1 and not all(busy):
@@ -203,14 +202,14 @@ class Passes:
         return shape
 
     def _idle_gradients(self, work: Work) -> tuple[Tensor, list[list[Tensor]], Sequence[Tensor]]:
-        """Run one sample that does not count through the common layers, forward and backward.
+        """Run a dummy sample through the common layers, forward and backward.
 
-        Pooled statistics are an all-reduce in every batch-norm, in which a rank without a present device takes part.
+        Pooled statistics need an all-reduce in every batch-norm, also on a rank without a present device.
         """
         shape, dtype = self._shape_for_idle(work, None)
         wanted = [tensor for slot in self._common_slots for tensor in slot.trained]
         x = torch.zeros(1, *shape, dtype=dtype, device=self.device)
-        behind = any(layer.trained for layer in self.layers[: work.own])  # then the others' backward passes go on to x
+        behind = any(layer.trained for layer in self.layers[: work.own])  # then backward passes continue to x
         wanted += [x.requires_grad_()] if behind else []
         self._slices.idle = True
         try:

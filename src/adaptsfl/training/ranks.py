@@ -1,6 +1,6 @@
-"""Several processes, on one machine or many, that train one model together: how they meet, and what they exchange.
+"""Ranks: processes on one or more machines that train one model together; rendezvous and collective calls.
 
-Where there is one process only, nothing is sent, so that the same code serves both.
+A single process runs the same code, and its collective calls send nothing.
 """
 
 import os
@@ -19,19 +19,19 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 from adaptsfl import checks
 from adaptsfl.errors import InvalidInput, RankFailed, first_line
 
-BUCKET_BYTES = 2**25  # sent at once: large enough for the network to be busy, small enough to copy
+BUCKET_BYTES = 2**25  # per all-reduce: large enough to keep the network busy, small enough to copy
 TIMEOUT_VARIABLE, TIMEOUT_S = "ADAPTSFL_RANK_TIMEOUT_S", 600.0
 
 T = TypeVar("T")
 
 
 class Ranks:
-    """The processes of a job, seen by one of them.
+    """The ranks of a job, as one of them sees them.
 
     Attributes:
         rank: the number of this process; the first, 0, decides, writes and prints.
         size: how many there are.
-        speeds: how fast every rank is, relative to the others; equal unless somebody has timed them.
+        speeds: how fast every rank is, relative to the others; equal unless they were timed.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -44,7 +44,7 @@ class Ranks:
         return self.rank == 0
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """Return the value of rank `source`, which pickle must be able to send."""
+        """Return the value of rank `source`; it must be picklable."""
         if self.size == 1:
             return value
         box = [value if self.rank == source else None]
@@ -53,15 +53,15 @@ class Ranks:
         return cast(T, box[0])
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in order: small ones, which pickle must be able to send."""
+        """Return the values of all ranks, in order; they must be small and picklable."""
         return [self.broadcast(value, rank) for rank in range(self.size)]
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace every tensor by its sum over ranks, which have the same shapes in the same order; in flat buckets."""
+        """Replace every tensor by its sum over ranks, in flat buckets; shapes and order are equal on all ranks."""
         self._all_reduce(tensors, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, tensors: Sequence[Tensor]) -> None:
-        """Replace every entry by the largest of all ranks."""
+        """Replace every entry by its maximum over ranks."""
         self._all_reduce(tensors, dist.ReduceOp.MAX)
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
@@ -72,7 +72,7 @@ class Ranks:
         self.all_reduce_sum(tensors)
 
     def stack_rows(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Return for every tensor those of all ranks, stacked in the order of ranks."""
+        """All-gather: return for every tensor the tensors of all ranks, stacked in the order of ranks."""
         tables = [row.new_zeros(self.size, *row.shape) for row in rows]
         for table, row in zip(tables, rows, strict=True):
             table[self.rank] = row
@@ -80,7 +80,7 @@ class Ranks:
         return tables
 
     def sum_numbers(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over ranks of some numbers: exactly those of one rank, where the others have zero."""
+        """Return the sums over ranks of some numbers; exact where only one rank has a nonzero number."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
@@ -88,7 +88,7 @@ class Ranks:
         return [float(value) for value in total.tolist()]
 
     def map_numbers(self, work: Callable[[T], Sequence[float]], items: Iterable[T], width: int) -> list[float]:
-        """Return the `width` numbers that `work` gives for every item, one after another; ranks share the items."""
+        """Return the `width` numbers that `work` returns for every item, concatenated; ranks share the items."""
         found: list[float] = []
         for k, item in enumerate(items):
             found += work(item) if k % self.size == self.rank else [0.0] * width
@@ -107,7 +107,7 @@ class Ranks:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Explain a lost connection or a timeout, for both of which torch raises RuntimeError."""
+        """Raise RankFailed for a lost connection or a timeout; torch raises RuntimeError for both."""
         try:
             yield
         except RuntimeError as error:
@@ -120,13 +120,13 @@ ALONE = Ranks()
 
 
 def launched() -> bool:
-    """Whether torchrun, or whoever sets the same variables, started this process as one of several."""
+    """Whether torchrun, or another launcher that sets the same variables, started this process as one of several."""
     return all(name in os.environ for name in ("RANK", "MASTER_ADDR")) and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
 def joined(device: str = "cpu") -> Iterator[Ranks]:
-    """Connect to the other ranks of the job, and disconnect at the end; `ALONE` if nobody launched several.
+    """Connect to the other ranks of the job, and disconnect at the end; `ALONE` without a launcher.
 
     A rank that does not answer for ADAPTSFL_RANK_TIMEOUT_S seconds (600 by default) counts as gone.
 
@@ -141,7 +141,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
         remedy = "Give cuda: every rank takes the GPU of its number on its machine"
         raise InvalidInput("training.device", f"is {device!r}, but there are several ranks", remedy)
     on_cuda = device == "cuda" and torch.cuda.is_available()
-    if on_cuda:  # "cuda" is from here on the one of this rank
+    if on_cuda:  # from here on, "cuda" is this rank's GPU
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count()))
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
@@ -158,11 +158,11 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
 
 
 def _this_start(store: Store, rank: int, size: int, timeout_s: float) -> Store:
-    """Return a part of the store that only the ranks that are starting now use.
+    """Return a part of the store that only the ranks of this start use.
 
-    torchrun keeps its store over restarts, and in it the addresses of ranks that are gone. Its own count of restarts
-    does not help: a machine whose ranks did not fail does not count. So every rank takes a ticket, whose number nobody
-    had before, and reads under this number where to meet; the first rank answers all tickets while it starts.
+    torchrun keeps its store over restarts, with the addresses of ranks that have ended. Its own restart count does not
+    help: it does not increase on a machine whose ranks did not fail. So every rank takes a unique ticket, and reads the
+    prefix of this start under the ticket's number; the first rank answers all tickets while it starts.
     """
     ticket = store.add("tickets", 1)
     if rank:
@@ -172,7 +172,7 @@ def _this_start(store: Store, rank: int, size: int, timeout_s: float) -> Store:
     place, answered, deadline = f"start {ticket}", 0, time.monotonic() + timeout_s
     while (met := store.add(f"{place}: met", 0)) < size - 1:
         tickets = store.add("tickets", 0)
-        for other in range(answered + 1, tickets + 1):  # also tickets of ranks that are gone: it does no harm
+        for other in range(answered + 1, tickets + 1):  # tickets of ended ranks are answered too, without effect
             store.set(f"ticket {other}", place)
         answered = tickets
         if time.monotonic() > deadline:
@@ -192,17 +192,17 @@ def _timeout_s() -> float:
 
 
 def _reason(error: Exception) -> str:
-    """Return what gloo says happened, without the place in its source and its advice."""
+    """Return gloo's error message, without its source location and advice."""
     return re.sub(r"\[/[^]]*\] ", "", first_line(error)).split(". ")[0]
 
 
 def _wire(tensor: Tensor) -> Tensor:
-    """Return a tensor as it is sent: truth values as numbers."""
+    """Return a tensor as it is sent: bool as uint8."""
     return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors of one type and place that are sent together, the same on every rank."""
+    """Yield groups of tensors of one dtype and device that are sent together, the same on every rank."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():

@@ -1,7 +1,7 @@
 """Algorithm 1 in plain loops: the edge devices, the edge server and the fed server as plain objects.
 
-Slow and meant to be read; whatever is faster is tested against it. Numbers in comments are the pseudocode's lines.
-Lines 2 and 3, how long to train and by which plan, are the caller's, who may change the plan after an averaging.
+It is slow and meant to be read; every faster trainer is tested against it. Numbers in comments are the pseudocode's
+lines. Lines 2 and 3 are the caller's: it chooses how long to train and the plan, and may change it after an averaging.
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ from adaptsfl.training.settings import (
 
 
 class DeviceSide:
-    """An edge device: the layers up to its cut, w_{c,i}, and the activations that it sent last."""
+    """An edge device: the layers up to its cut, w_{c,i}, and the activations of its last forward pass."""
 
     def __init__(self, layers: list[Layer]) -> None:
         self.layers = layers
         self.activations = torch.zeros(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the device's layers; what leaves the device has no graph."""
+        """Run the device's layers; return the activations without their autograd graph."""
         self.activations = run(self.layers, x)
         return self.activations.detach()
 
@@ -48,7 +48,7 @@ class DeviceSide:
         return dict(enumerate((layer.piece for layer in self.layers), start=1))
 
     def backward(self, received: Tensor, rate: float) -> None:
-        """Carry the received gradient back through the device's layers and update them."""
+        """Backpropagate the received gradient through the device's layers and update them."""
         update(self.layers, gradients_of(self.activations, parameters_of(self.layers), received), rate)
 
 
@@ -58,17 +58,17 @@ class ServerSide:
     def __init__(self, common: list[Layer], statistics: Statistics, settings: OptimizerSettings, loss: Loss) -> None:
         self.common, self.statistics, self.settings, self.loss = common, statistics, settings, loss
         self.non_common: list[list[Layer]] = []
-        self._arrived: dict[int, tuple[Tensor, Tensor]] = {}  # by device: what it sent, and its own layers' output
+        self._arrived: dict[int, tuple[Tensor, Tensor]] = {}  # by device: activations, and output of its h_{m,i}
         self.gradients: list[Tensor] = []  # of the common layers, then of the present devices' own
 
     def receive(self, device: int, sent: Tensor) -> None:
-        """Run a device's own layers on the activations that it sent, whether or not others have sent theirs."""
+        """Run a device's h_{m,i} on the activations that it sent, without waiting for other devices."""
         received = sent.requires_grad_()
         # 13: the predictions ŷ_i, through the device's own layers and then (in `forward`) the common ones
         self._arrived[device] = received, run(self.non_common[device], received)
 
     def received(self, device: int) -> Tensor:
-        """Return what a device sent for this round."""
+        """Return the activations that a device sent for this round."""
         return self._arrived[device][0].detach()
 
     def forward(self, present: Sequence[int], targets: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -82,8 +82,8 @@ class ServerSide:
     def backward(self) -> list[Tensor]:
         """Return the gradient for every present device (line 17: it is sent to the device)."""
         # 14: f, the mean of the losses.
-        # Paper: the gradients of every F_i, then their mean. Here: the gradient of the mean, and what is a device's
-        # own over its weight. Because: they are the same, and only this has a meaning for pooled batch-norm.
+        # Paper: the gradients of every F_i, then their mean. Here: the gradient of the mean; a device's own gradients
+        # are divided by its weight. Because: they are equal, and only this is defined for pooled batch-norm.
         mean = (self._losses * self._losses.new_tensor(self._weights)).sum()
         received = [self._arrived[k][0] for k in self._present]
         own = [parameter for k in self._present for parameter in parameters_of(self.non_common[k])]
@@ -93,7 +93,7 @@ class ServerSide:
         return [gradient / weight for gradient, weight in zip(sent, self._weights, strict=True)]
 
     def update(self, round_: int) -> None:
-        """Let the server's layers follow the gradients, at the learning rate of round 1, 2, …."""
+        """Update the server's layers, at the learning rate of round 1, 2, …."""
         gradients = iter(self.gradients)
         # 15: the common layers follow the mean gradient
         update(self.common, gradients, self.settings.rate(round_, common=True))
@@ -103,21 +103,21 @@ class ServerSide:
         self._arrived.clear()
 
     def run_common(self, inputs: Sequence[Tensor], weights: Sequence[float]) -> list[Tensor]:
-        """Run the common layers; batch-norm sees all devices' samples together, or every device's by themselves."""
+        """Run the common layers; batch-norm normalises all devices' samples together, or each device's separately."""
         if self.statistics == "pooled":
             return list(run(self.common, torch.cat(list(inputs))).split_with_sizes([len(x) for x in inputs]))
         outputs = list(inputs)
         for layer in self.common:
             buffers = [{key: value.clone() for key, value in layer.piece.named_buffers()} for _ in inputs]
             outputs = [functional_call(layer.piece, own, (x,)) for own, x in zip(buffers, outputs, strict=True)]
-            for key, buffer in layer.piece.named_buffers():  # the running statistics: the mean of the devices'
+            for key, buffer in layer.piece.named_buffers():  # running statistics: the mean over devices
                 copies = [own[key] for own in buffers]
                 buffer.copy_(weighted_mean(copies, weights) if buffer.is_floating_point() else copies[0])
         return outputs
 
 
 class Reference:
-    """All parties of one run, and the round that they share."""
+    """Algorithm 1: the devices, the edge server, and the rounds that they train together."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Reference:
         check_statistics(statistics, model)
         self.model, self.settings, self.schedule = model, optimizer, Schedule(plan)
         self.weights = device_weights(weights, len(plan.cuts))
-        self.present = tuple(range(len(plan.cuts)))  # who took part in the last round; all, before the first
+        self.present = tuple(range(len(plan.cuts)))  # in the last round; all devices, before the first
         # 1: w_i ← w
         self.server = ServerSide([Layer(piece, optimizer) for piece in model.pieces], statistics, optimizer, loss)
         self.devices: list[DeviceSide] = []
@@ -142,8 +142,8 @@ class Reference:
 
     def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
         """Train one round on one batch per present device; return every present device's loss."""
-        # Paper: every device takes part. Here: those present, with weights that sum to 1 among them, and all the others
-        # stay as they are until they receive an average. Because: devices come and go.
+        # Paper: every device takes part. Here: only present devices, with weights that sum to 1; absent devices do not
+        # change until they receive an average. Because: devices connect and disconnect.
         here = present_devices(present, len(self.devices))
         check_batches(batches, len(here))
         self.present, shares = here, shares_of(self.weights, here)
@@ -157,7 +157,7 @@ class Reference:
         losses = self.server.forward(here, [y for _, y in batches], [shares[k] for k in here])
         gradients = self.server.backward()
         self.server.update(t)
-        # 20 to 22: every device goes back through its layers
+        # 20 to 22: every device runs its backward pass and updates its layers
         for device, gradient in zip(devices, gradients, strict=True):
             device.backward(gradient, self.settings.rate(t, common=False))
         # 25: layers whose interval has passed (one interval for all layers, unless the plan says otherwise)
@@ -169,11 +169,11 @@ class Reference:
         return losses
 
     def forged(self) -> list[list[Layer]]:
-        """Return h_{c,i}, every device's layers 1 to L_c, wherever they are."""
+        """Return h_{c,i}, every device's layers 1 to L_c, on the device and on the edge server."""
         return [own.layers + rest for own, rest in zip(self.devices, self.server.non_common, strict=True)]
 
     def change_plan(self, plan: Decision) -> None:
-        """Move layers to where another plan wants them, with their weights, buffers and optimiser state."""
+        """Move layers to where another plan places them, with their weights, buffers and optimiser state."""
         plan.check(len(self.devices), self.model.layers)
         self.schedule.change(plan)
         self._place(self.forged(), plan)
@@ -209,9 +209,9 @@ class Reference:
 
 @torch.no_grad()
 def _estimate(layers: Sequence[Layer], inputs: Sequence[Tensor], shares: Sequence[float]) -> list[Tensor]:
-    """Give every batch-norm the mean and variance of all that reaches it, each device's numbers by its share.
+    """Set every batch-norm's running statistics to the moments of its inputs, each device weighted by its share.
 
-    Each entry of `inputs` is normalised by itself, without dropout. Returns what leaves the layers.
+    Each entry of `inputs` is normalised separately, without dropout. Returns the outputs of the last layer.
     """
     parts = [part for layer in layers for part in layer.piece.modules()]
     norms = [part for part in parts if isinstance(part, _BatchNorm) and part.training and part.running_mean is not None]

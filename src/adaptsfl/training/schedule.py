@@ -1,4 +1,4 @@
-"""When layers are averaged: the count of rounds that a decision needs."""
+"""When layers are averaged under a decision."""
 
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput

@@ -1,4 +1,4 @@
-"""Settings of a training run beside its plan: the optimiser, the loss, whose statistics batch-norm takes, weights."""
+"""Settings of a training run beside its plan: the optimiser, the loss, batch-norm's statistics, device weights."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,21 +17,21 @@ Batch = tuple[Tensor, Tensor]  # inputs and targets of one device, the samples f
 Batches = Callable[[int], Sequence[Batch]]  # from the round (1, 2, …) to one batch per device
 Loss = Callable[[Tensor, Tensor], Tensor]  # from outputs and targets to one loss per sample
 
-# What happens to the optimiser's state of a layer's copies when their weights are averaged.
+# The rule for the optimiser's state of a layer's copies when their weights are averaged.
 StateRule = Literal["average", "reset", "keep"]
 # Whose samples give a batch-norm of the common part its mean and variance.
 Statistics = Literal["pooled", "device"]
 
-LARGEST_FACTOR = 1e30  # of a tensor: single precision ends at 3.4e38
+LARGEST_FACTOR = 1e30  # the largest float32 is 3.4e38
 
 
 class TrainingWarning(UserWarning):
-    """Settings that run, and probably do not give what was wanted."""
+    """Warns of settings that run but probably do not train as intended."""
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """How weights follow gradients, as the optimisers of the same name in torch.optim do.
+    """Settings of the optimiser, which works as the one of the same name in torch.optim.
 
     Attributes:
         name: `sgd` (the paper), `momentum` or `adam`.
@@ -86,20 +86,20 @@ class OptimizerSettings:
 
 
 def choice(field: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a value that is none of `allowed`."""
+    """Refuse a value that is not in `allowed`."""
     if value not in allowed:
         names = ", ".join(repr(name) for name in allowed)
         raise InvalidInput(field, f"is {value!r}", f"Give one of {names}")
 
 
 def check_trainable(model: SplitModel) -> None:
-    """Refuse a model of which nothing would change."""
+    """Refuse a model without trainable parameters."""
     if not any(parameter.requires_grad for piece in model.pieces for parameter in piece.parameters()):
         raise InvalidInput("model", "has no parameter to train", "Set requires_grad of those that should learn")
 
 
 def device_weights(weights: Sequence[float] | None, devices: int) -> tuple[float, ...]:
-    """Return how much every device counts in means, summing to 1: equally, or in proportion to `weights`."""
+    """Return every device's weight in means, summing to 1: equal, or in proportion to `weights`."""
     if weights is None:
         return (1.0 / devices,) * devices
     given = checks.vector("weights", weights, length=devices, of="one per device", positive=True)
@@ -107,7 +107,7 @@ def device_weights(weights: Sequence[float] | None, devices: int) -> tuple[float
 
 
 def present_devices(present: Sequence[int] | None, devices: int) -> tuple[int, ...]:
-    """Return who takes part: all, or those named, in rising order."""
+    """Return the devices that take part: all, or `present` after validation."""
     if present is None:
         return tuple(range(devices))
     named = tuple(int(k) for k in present)
@@ -120,7 +120,7 @@ def present_devices(present: Sequence[int] | None, devices: int) -> tuple[int, .
 
 
 def shares_of(weights: Sequence[float], present: Sequence[int]) -> tuple[float, ...]:
-    """Return how much every device counts among those present, summing to 1: nothing for those who are not."""
+    """Return every device's share among the present ones, summing to 1; absent devices have share 0."""
     if len(present) == len(weights):
         return tuple(weights)
     total = math.fsum(weights[k] for k in present)

@@ -12,9 +12,9 @@ from adaptsfl.training.ranks import ALONE, Ranks
 
 
 def assigned(work: Sequence[float], speeds: Sequence[float]) -> tuple[tuple[int, ...], ...]:
-    """Return the devices of every rank: the most work first, each to the rank that will have done it soonest.
+    """Assign devices to ranks greedily: the most work first, each to the rank that would finish it first.
 
-    Cuts do not matter: whatever the cut, every device's samples run through all layers in here.
+    Cuts do not matter: a rank runs its devices' samples through all layers, whatever the cut.
     """
     loads = [0.0] * len(speeds)
     parts: list[list[int]] = [[] for _ in speeds]
@@ -27,7 +27,7 @@ def assigned(work: Sequence[float], speeds: Sequence[float]) -> tuple[tuple[int,
 
 @dataclass(frozen=True)
 class Sharding:
-    """The devices of every rank, seen by one of them.
+    """The devices of every rank, as one rank sees them.
 
     Attributes:
         ranks: the processes that train together.
@@ -39,7 +39,7 @@ class Sharding:
 
     @classmethod
     def of(cls, devices: int, ranks: Ranks = ALONE, parts: Sequence[Sequence[int]] | None = None) -> "Sharding":
-        """Return a sharding of so many devices, by default as many to a rank as its speed allows."""
+        """Return a sharding of `devices` devices, by default in proportion to the ranks' speeds."""
         if parts is None:
             return cls(ranks, assigned([1.0] * devices, ranks.speeds))
         found = tuple(tuple(sorted(part)) for part in parts)
@@ -55,24 +55,24 @@ class Sharding:
 
     @property
     def shard(self) -> tuple[int, ...] | None:
-        """The devices whose copies are here; None for all of them, in one process."""
+        """The devices whose copies this rank holds; None for all of them, in one process."""
         return None if self.ranks.size == 1 else self.local
 
     @cached_property
     def row_of(self) -> dict[int, int]:
-        """Of every device of this rank, its row in stacked copies."""
+        """The row of each of this rank's devices in stacked copies."""
         return {device: row for row, device in enumerate(self.local)}
 
     @property
     def rows(self) -> int:
-        """Rows of stacked copies that differ.
+        """How many rows a stack has while copies differ.
 
-        There are at least two where there are several ranks, so that one row says on every rank that copies are equal.
+        On several ranks it is at least two, so that a single row means on every rank that all copies are equal.
         """
         return len(self.local) if self.ranks.size == 1 else max(2, len(self.local))
 
     def here(self, devices: Iterable[int]) -> list[int]:
-        """Return those of `devices` that are this rank's."""
+        """Return those of `devices` that this rank holds."""
         return [device for device in devices if device in self.row_of]
 
     def row_shares(self, shares: Sequence[float]) -> list[float]:
@@ -85,7 +85,7 @@ class Sharding:
         return next(rank for rank, part in enumerate(self.parts) if device in part)
 
     def all_losses(self, losses: Sequence[Tensor], devices: Sequence[int]) -> Tensor:
-        """Return the losses of `devices`, given those of this rank's among them, in order."""
+        """Return the losses of `devices`, given the losses of this rank's devices, in order."""
         if self.ranks.size == 1:
             return torch.cat(list(losses))
         known = dict(zip(self.here(devices), [loss for part in losses for loss in part.tolist()], strict=True))

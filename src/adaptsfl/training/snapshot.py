@@ -1,4 +1,4 @@
-"""All that training changes, as one value: what is kept to go on later."""
+"""Snapshots: all that training changes, as one value, to resume from later."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from adaptsfl.training.stack import LayerStack
 
 @dataclass(frozen=True)
 class EngineState:
-    """All that a trainer needs to go on as if it had never stopped, but for model, settings and data.
+    """All that a trainer needs to resume exactly, except model, settings and data.
 
     Attributes:
         round: rounds done.
@@ -22,8 +22,8 @@ class EngineState:
         steps: each layer's optimiser steps since its state was zero; one per device, or one while all are equal.
         tensors: each layer's parameters, buffers and optimiser state; one row per device, or one while all are equal.
         present: the devices that took part in the last round.
-        shard: on one of several ranks, the devices whose copies the rows are, in order; there are two rows at least, so
-            that one says that all copies are equal. None: the copies of all devices.
+        shard: on one of several ranks, the devices whose copies the rows are, in order; at least two rows, as a
+            single row means that all copies are equal. None: the copies of all devices.
     """
 
     plan: Decision
@@ -37,7 +37,7 @@ class EngineState:
 
 
 def restore_layers(layers: Sequence[LayerStack], state: EngineState, devices: int) -> None:
-    """Give every layer what it held when the snapshot was made."""
+    """Restore every layer from a snapshot."""
     shard, rows = layers[0].sharding.shard, layers[0].sharding.rows
     if state.shard != shard:
         problem = f"holds the copies of {_named(state.shard)}, this rank those of {_named(shard)}"

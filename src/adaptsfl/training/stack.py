@@ -15,7 +15,7 @@ from adaptsfl.training.updates import STATE_NAMES, step
 
 
 class Slot:
-    """A module that runs one layer on whichever copy it was last pointed at."""
+    """A module that runs one layer on the copy that `LayerStack.point` chose last."""
 
     def __init__(self, module: nn.Module) -> None:
         self.run = module
@@ -29,8 +29,8 @@ class LayerStack:
 
     On several ranks the rows are those of this rank's devices; shares are always those of all devices.
 
-    A common layer is a stack that stays at one row. So a layer that becomes client-specific needs nothing until its
-    copies first differ, when it is spread, and a layer that becomes common is merged.
+    A common layer is a stack that stays at one row. A layer that becomes client-specific is spread to several rows
+    only when its copies first differ; a layer that becomes common is merged.
 
     Attributes:
         steps: the optimiser's steps since its state was zero, of every copy, or one number while all are equal.
@@ -50,9 +50,9 @@ class LayerStack:
         }
 
     def point(self, slot: Slot, device: int | None = None) -> None:
-        """Let `slot` run on the copy of a device, or on the only one there is.
+        """Point `slot` at the copy of a device, or at the only copy.
 
-        It reads the stack's own memory, and batch-norm writes its statistics there.
+        The slot shares the stack's memory: batch-norm writes its statistics there.
         """
         row = 0 if device is None else self.sharding.row_of[device]
         for tensors, rows in ((slot.parameters, self.parameters), (slot.buffers, self.buffers)):
@@ -60,7 +60,7 @@ class LayerStack:
                 tensor.data = rows[name][row if len(rows[name]) > 1 else 0]
 
     def update(self, devices: Sequence[int] | None, gradients: list[Tensor], rate: float) -> None:
-        """Step the copies of `devices` at once, or the only one there is.
+        """Update the copies of `devices` at once, or the only copy.
 
         Gradients come in the order of the copies, and of `trained` within each.
         """
@@ -68,7 +68,7 @@ class LayerStack:
         width, counts = len(self.trained), [self.steps[row] for row in rows]
         for row in rows:
             self.steps[row] += 1
-        for count in sorted(set(counts)):  # one, unless devices were absent
+        for count in sorted(set(counts)):  # a single count, unless devices were absent
             same = [k for k, own in enumerate(counts) if own == count]
             chosen = [rows[k] for k in same]
             parameters = [self.parameters[name][row] for row in chosen for name in self.trained]
@@ -87,7 +87,7 @@ class LayerStack:
                     tensors[name] = _rows(tensor[0], count)
 
     def reset(self) -> None:
-        """Put the optimiser's state to zero, in all copies."""
+        """Reset the optimiser's state to zero, in all copies."""
         self.steps = [0]
         for tensors in self.state.values():
             for name, tensor in tensors.items():
@@ -100,16 +100,16 @@ class LayerStack:
         return divergence(apart, self.sharding.row_shares(shares), self.sharding.ranks, root)
 
     def zeros(self) -> list[Tensor]:
-        """Return a gradient of one copy that changes nothing."""
+        """Return a zero gradient of one copy."""
         return [torch.zeros_like(self.parameters[name][0]) for name in self.trained]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of everything the layer holds, rows first; `load` takes it back."""
+        """Return a copy of all the layer's tensors, rows first; `load` restores it."""
         groups = self._groups().items()
         return {f"{group}.{name}": tensor.clone() for group, tensors in groups for name, tensor in tensors.items()}
 
     def load(self, given: Mapping[str, Tensor]) -> None:
-        """Take the tensors that `tensors` of the same layer gave, in whatever memory layout they come."""
+        """Load the result of `tensors` of the same layer, in any memory layout."""
         expected, count = self.tensors(), self.sharding.rows
         if given.keys() != expected.keys():
             names = ", ".join(sorted(given.keys() ^ expected.keys()))
@@ -125,7 +125,7 @@ class LayerStack:
                 tensors[name] = _rows(tensor[0], len(found)).copy_(found)
 
     def merged(self, shares: Sequence[float]) -> nn.Module:
-        """Return the mean of the copies with a share, as a module of its own."""
+        """Return the mean of the copies with a nonzero share, as a new module."""
         piece = deepcopy(self.piece)
         parameters, buffers = means([self.parameters, self.buffers], shares, self.sharding)
         for name, tensor in [*piece.named_parameters(), *piece.named_buffers()]:
@@ -138,7 +138,7 @@ class LayerStack:
 
 
 def _rows(tensor: Tensor, count: int) -> Tensor:
-    """Return `count` copies of `tensor`, each laid out in memory as convolutions are fastest: channels last."""
+    """Return `count` copies of `tensor`, each in the memory layout that is fastest for convolutions: channels last."""
     row = tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor.contiguous()
     rows = torch.empty_strided((count, *row.shape), (row.numel(), *row.stride()), dtype=row.dtype, device=row.device)
     return rows.copy_(row)
@@ -151,15 +151,15 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
 
 
 def mean(rows: Tensor, shares: Sequence[float]) -> Tensor:
-    """Return the mean of the rows with a share as one row; of counters, which only absence makes unequal, the largest.
+    """Return the mean of the rows with a share as one row; for counters, which differ only by absence, the maximum.
 
-    Rows without a share are left out rather than multiplied by zero, so that nothing in them can do harm. Where no row
-    has one, because the devices of other ranks have them all, it is what adds nothing to theirs.
+    Rows without a share are left out rather than multiplied by zero, so that NaN in them does not spread. If no row of
+    this rank has a share, the result is neutral in the all-reduce: zero, or the smallest number for a maximum.
     """
     if len(rows) == 1:
         return rows
     here = [k for k, share in enumerate(shares) if share]
-    if rows.is_complex():  # constants: torch has no order of them
+    if rows.is_complex():  # constants, which have no order
         return _rows(rows[here[0] if here else 0], 1)
     if not here:
         least = 0 if rows.is_floating_point() or rows.dtype == torch.bool else torch.iinfo(rows.dtype).min
@@ -189,7 +189,7 @@ def means(
 
 
 def merge(layers: Sequence[LayerStack], shares: Sequence[float], rule: StateRule) -> None:
-    """Replace all copies by the mean of those with a share, and do to the optimiser's state what `rule` says."""
+    """Replace all copies by the mean of those with a share, and apply `rule` to the optimiser's state."""
     if not layers:
         return
     sharding = layers[0].sharding

@@ -2,7 +2,7 @@
 
 Every copy's running statistics describe that copy. Their mean describes no model: the mean model's activations are not
 the mean of the copies' activations, and the mean of variances leaves out how far the means lie apart. So some samples
-of every device run forward through the mean model, and the moments of what reaches each batch-norm are merged.
+of every device run forward through the mean model, and the moments of each batch-norm's inputs are merged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from adaptsfl.models.trace import mode
 from adaptsfl.training.ranks import ALONE, Ranks
 
 _OWN_ORDER = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
-# What batch-norm may be called as, in a module or in a traced graph, and in which order it takes its arguments.
+# The functions of batch-norm, in a module or in a traced graph, and the order of their arguments.
 BATCH_NORM: Mapping[Any, tuple[str, ...]] = {
     functional.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
     torch.batch_norm: _OWN_ORDER,
@@ -33,11 +33,11 @@ Norm = tuple[int, str]  # the layer's number, from 1, and the name of the batch-
 
 @dataclass(frozen=True)
 class Moments:
-    """What some numbers per channel come to, in double precision.
+    """Mean and variance of a batch-norm's inputs per channel, in double precision.
 
     Attributes:
-        weight: how much they count where they are merged with others.
-        count: how many there are of each channel.
+        weight: the weight of these inputs when moments are merged.
+        count: numbers per channel.
         mean, variance: of each channel; the variance around their own mean, divided by `count`.
     """
 
@@ -48,7 +48,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Tensor, weight: float | None = None) -> "Moments":
-        """Return those of a batch-norm's input, channels second; by default every number weighs as much as another."""
+        """Return the moments of a batch-norm's input, channels second; the weight is the count by default."""
         variance, mean = torch.var_mean(x, [axis for axis in range(x.dim()) if axis != 1], correction=0)
         count = x.numel() / x.shape[1]
         return cls(count if weight is None else weight, count, mean.double(), variance.double())
@@ -57,7 +57,7 @@ class Moments:
     def merged(cls, parts: Sequence["Moments"]) -> "Moments":
         """Return the moments of all parts together, each by its weight: exactly those of the pooled numbers.
 
-        Variances are merged around the common mean (the parallel-variance formula), so that nothing cancels.
+        Variances are merged around the common mean (the parallel-variance formula), which avoids cancellation.
         """
         weight = sum(part.weight for part in parts)
         mean = torch.stack([part.weight / weight * part.mean for part in parts]).sum(0)
@@ -65,26 +65,26 @@ class Moments:
         return cls(weight, sum(part.count for part in parts), mean, torch.stack(spread).sum(0))
 
     def weighing(self, weight: float) -> "Moments":
-        """Return the same with another weight."""
+        """Return the same moments with another weight."""
         return replace(self, weight=weight)
 
     @property
     def running(self) -> tuple[Tensor, Tensor]:
-        """What batch-norm calls running statistics: the mean, and the variance without bias."""
+        """Batch-norm's running statistics: the mean, and the unbiased variance."""
         return self.mean, self.variance * (self.count / max(1.0, self.count - 1))
 
 
 class Recorder(TorchFunctionMode):
-    """While it is active, models in evaluation mode normalise by the samples that they see, and these are measured.
+    """While active, lets models in evaluation mode normalise by the current batch, and records its moments.
 
-    Evaluation mode keeps dropout off, and nothing in the model changes.
+    Evaluation mode turns dropout off, and nothing in the model changes.
 
     Args:
         pieces: layers by number. Their batch-norms with running statistics are recorded, all others run as usual.
-        pool: called with the moments of what reaches a batch-norm; returns those to normalise by and to record.
+        pool: takes the moments of a batch-norm's input; returns the moments to normalise by and to record.
 
     Attributes:
-        found: by batch-norm, in the order in which they ran; where one ran several times, of all times together.
+        found: the moments by batch-norm, in the order of execution; merged if a batch-norm ran several times.
     """
 
     def __init__(self, pieces: Mapping[int, nn.Module], pool: Callable[[Moments], Moments] = lambda own: own) -> None:
@@ -97,7 +97,7 @@ class Recorder(TorchFunctionMode):
         self.found: dict[Norm, Moments] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run whatever torch is asked to, and batch-norm as described."""
+        """Run every torch function unchanged, except the recorded batch-norms."""
         order, given = BATCH_NORM.get(func), kwargs or {}
         if order is None:
             return func(*args, **given)
@@ -117,7 +117,7 @@ class Recorder(TorchFunctionMode):
 def recorded(
     pieces: Mapping[int, nn.Module], x: Tensor, pool: Callable[[Moments], Moments] = lambda own: own
 ) -> tuple[dict[Norm, Moments], Tensor]:
-    """Run samples through layers, each batch-norm normalising by them; return its moments, and what leaves the layers.
+    """Run samples through layers, normalised by their own moments; return these by batch-norm, and the output.
 
     The layers are not changed, whichever mode they are in.
     """
@@ -132,7 +132,7 @@ def recorded(
 
 @torch.no_grad()
 def evaluated(pieces: Mapping[int, nn.Module], running: Mapping[int, Mapping[str, Tensor]], x: Tensor) -> Tensor:
-    """Run samples through layers in evaluation mode, with other running statistics where there are some.
+    """Run samples through layers in evaluation mode, with the running statistics replaced by `running`.
 
     Args:
         running: by layer, statistics by the names of its buffers.
@@ -144,7 +144,7 @@ def evaluated(pieces: Mapping[int, nn.Module], running: Mapping[int, Mapping[str
 
 
 def tracks_statistics(pieces: Sequence[nn.Module]) -> bool:
-    """Whether any batch-norm of a model has running statistics that training moves."""
+    """Whether any batch-norm of a model has running statistics that training updates."""
     return any(tracked_norms(piece) for piece in pieces)
 
 
@@ -159,15 +159,15 @@ def reestimated(
 ) -> list[dict[str, Tensor]]:
     """Return the running statistics of a model on some samples: for every layer, by the names of its buffers.
 
-    As in training, a device's samples are normalised by themselves in the client-specific layers; in the common ones
-    together, or also by themselves.
+    As in training, each device's samples are normalised separately in the client-specific layers; in the common layers
+    together if `pooled`, else also separately.
 
     Args:
         pieces: all layers of the mean model; they are not changed.
         own: L_c, how many of them are client-specific.
         inputs: one batch per device; on several ranks those of the rank's own devices, which may be none.
-        shares: how much each of these devices counts, as in averages.
-        pooled: whether the common layers see all devices' samples together.
+        shares: the share of each of these devices, as in averages.
+        pooled: whether the common layers normalise all devices' samples together.
     """
     apart = own if pooled else len(pieces)
     merged, outputs = _by_device(dict(enumerate(pieces[:apart], start=1)), inputs, shares, ranks)
@@ -190,7 +190,7 @@ def running_buffers(piece: nn.Module, number: int, merged: Mapping[Norm, Moments
 def _by_device(
     pieces: Mapping[int, nn.Module], inputs: Sequence[Tensor], shares: Sequence[float], ranks: Ranks
 ) -> tuple[dict[Norm, Moments], list[Tensor]]:
-    """Run every device's samples by themselves; return the merged moments, and each device's activations."""
+    """Run each device's samples separately; return the merged moments, and each device's activations."""
     buffers = {number: dict(piece.named_buffers()) for number, piece in pieces.items()}
     norms = {
         (number, norm): buffers[number][mean]
@@ -213,7 +213,7 @@ def _together(pieces: Mapping[int, nn.Module], inputs: Sequence[Tensor], ranks: 
     """Run the samples of all devices, on all ranks, as one batch; return the moments."""
     shapes = ranks.all_gather((tuple(inputs[0].shape[1:]), inputs[0].dtype, inputs[0].device) if inputs else None)
     size, dtype, device = next(shape for shape in shapes if shape is not None)
-    # A rank without samples runs one that does not count: every batch-norm is an all-reduce over ranks.
+    # A rank without samples runs a dummy sample: every batch-norm is an all-reduce over ranks.
     x = torch.cat(list(inputs)) if inputs else torch.zeros(1, *size, dtype=dtype, device=device)
 
     def pool(own: Moments) -> Moments:
@@ -226,7 +226,7 @@ def _together(pieces: Mapping[int, nn.Module], inputs: Sequence[Tensor], ranks: 
 
 
 def _over_ranks(own: Sequence[Moments | None], like: Sequence[Tensor], ranks: Ranks) -> list[Moments | None]:
-    """Merge every entry with those of the other ranks; None where no rank has any.
+    """Merge every entry with the other ranks' entries; None where no rank has one.
 
     Args:
         like: for every entry, a tensor with as many channels.

@@ -22,7 +22,7 @@ class LayerTimes:
 
 
 def time_layers(model: SplitModel, example: Tensor, batch_size: int, repeats: int = REPEATS) -> LayerTimes:
-    """Run every layer forward and backward on one mini-batch; the least of its repeats counts."""
+    """Run every layer forward and backward on one mini-batch; the time is the minimum over repeats."""
     x = example.expand(batch_size, *example.shape[1:]).contiguous()
     forward, backward = [], []
     for piece in model.pieces:
@@ -45,7 +45,7 @@ def time_layers(model: SplitModel, example: Tensor, batch_size: int, repeats: in
 
 
 def _now(device: torch.device) -> float:
-    """Return the time when all that the device was given to do is done."""
+    """Return the time after all queued work of the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

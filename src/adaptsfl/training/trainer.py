@@ -1,4 +1,4 @@
-"""The seam between a run and whatever trains it: the engine, and the other ways of split learning in `variants`."""
+"""The interface between a run and its trainer: the engine, or another form of split learning in `variants`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Trainer(ABC):
     Args:
         statistics: whose samples give batch-norm in the common part its mean and variance.
         sharding: which rank holds which devices; by default all are in this process.
-        weights: how much every device counts in all means; equally, if not given.
+        weights: the weight of every device in all means; equal by default.
         loss: one loss per sample, by default the cross-entropy; a device's loss is the mean over its batch.
         device: where to compute, as torch names it; by default the CPU.
 
@@ -77,7 +77,7 @@ class Trainer(ABC):
         self.last_divergence: dict[int, float] = {}
         pieces = [deepcopy(piece).to(self.device).train() for piece in model.pieces]
         self.layers = [LayerStack(piece, optimizer, self.sharding) for piece in pieces]
-        # A factory of the user's own may draw other weights on every machine.
+        # A user's factory may draw other weights on every machine.
         groups = [group for layer in self.layers for group in (layer.parameters, layer.buffers)]
         tensors = [tensor for group in groups for tensor in group.values() if not tensor.is_complex()]
         self.sharding.ranks.broadcast_tensors(tensors)
@@ -96,14 +96,14 @@ class Trainer(ABC):
 
     @abstractmethod
     def change_plan(self, plan: Decision) -> None:
-        """Follow another plan from the next round on; nothing happens where it is the same."""
+        """Follow another plan from the next round on; the same plan changes nothing."""
 
     def state(self, batches: Sequence[Batch] | None = None) -> dict[str, Tensor]:
         """Return the global model: the common layers and the mean of the others, under the model's own names.
 
         The mean is that of the devices that took part in the last round, as if all layers were averaged now. With
         `batches`, one per such device, batch-norm's running statistics are estimated for that model on these samples;
-        without, they are the mean of the copies' own. Training goes on the same in any case.
+        without, they are the mean of the copies' own. Neither changes the training.
 
         On several ranks, batches are those of the rank's own devices.
         """
@@ -124,10 +124,10 @@ class Trainer(ABC):
         return self.model.merge_state(*(piece.state_dict() for piece in pieces))
 
     def snapshot(self) -> EngineState:
-        """Return a copy of what `restore` needs: a trainer restored from it goes on bit for bit.
+        """Return a copy of what `restore` needs: a trainer restored from it continues bit for bit.
 
-        On several ranks it holds the copies of the rank's own devices. Written by `save_checkpoint` on all ranks, the
-        snapshots are one that any number of ranks can go on from.
+        On several ranks it holds the copies of the rank's own devices. `save_checkpoint` on all ranks writes them
+        as one checkpoint, from which any number of ranks can resume.
         """
         schedule = self.schedule
         return EngineState(
@@ -142,7 +142,7 @@ class Trainer(ABC):
         )
 
     def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot of a trainer with the same model, devices and optimiser, on each rank its own."""
+        """Resume from a snapshot of a trainer with the same model, devices and optimiser; each rank from its own."""
         state.plan.check(len(self.weights), self.model.layers)
         restore_layers(self.layers, state, len(self.weights))
         self.schedule = Schedule(state.plan)
@@ -150,18 +150,18 @@ class Trainer(ABC):
         self.schedule.ages, self.present = list(state.ages), state.present
 
     def _begin(self, batches: Sequence[Batch], present: Sequence[int] | None) -> dict[int, Batch]:
-        """Note who is present in the round that begins; return the batches of this rank's devices."""
+        """Store the devices of the round that begins; return the batches of this rank's devices."""
         chosen = present_devices(present, len(self.weights))
         local = self._local(batches, chosen)
         self.present = chosen
         return local
 
     def _local(self, batches: Sequence[Batch], devices: Sequence[int]) -> dict[int, Batch]:
-        """Return the batches by device, of those of `devices` that are this rank's."""
+        """Return the batches by device, for those of `devices` that this rank holds."""
         local = self.sharding.here(devices)
         check_batches(batches, len(local))
         return dict(zip(local, batches, strict=True))
 
     def _last_shares(self) -> tuple[float, ...]:
-        """Return how much every device counts among those of the last round."""
+        """Return every device's share in the last round."""
         return shares_of(self.weights, self.present)

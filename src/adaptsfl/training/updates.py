@@ -1,4 +1,4 @@
-"""The optimisers' steps over many tensors at once, as torch.optim takes them one model at a time."""
+"""The steps of torch.optim's optimisers, over the tensors of many copies at once."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ def step(
     gradients: list[Tensor],
     state: Mapping[str, list[Tensor]],
 ) -> None:
-    """Move `parameters` and their `state` in place; `count` is 1 in the first step since the state was zero."""
+    """Update `parameters` and their `state` in place; `count` is 1 in the first step after a reset of the state."""
     if not parameters:
         return
     if settings.weight_decay:

@@ -1,12 +1,12 @@
-"""Other ways of split and federated learning: decisions for the same engine, or trainers beside it.
+"""Other forms of split and federated learning: decisions for the same engine, or other trainers.
 
-| way | is |
+| form | is |
 |---|---|
 | SFL | a decision with interval 1 |
 | parallel split learning | a decision with interval None: never averaged |
 | FedAvg | a decision with every cut at L |
 | SplitFed V1 | FedAvg with an epoch as interval: where the server's copies run changes no weight |
-| centralized | `PooledEngine`: an engine for one device, which gets the pooled batch |
+| centralized | `PooledEngine`: an engine with one device, which trains on the pooled batch |
 | SplitFed V2 | `Sequential` |
 | vanilla split learning | `Sequential` with relayed=True |
 """
@@ -37,7 +37,7 @@ class PooledEngine(Engine):
     """One model trained on the batches of all devices together, by the first rank; `present` is then device 0.
 
     Args:
-        devices: how many give batches.
+        devices: how many devices give batches.
         options: those of `Engine`.
     """
 
@@ -65,12 +65,12 @@ class PooledEngine(Engine):
         return super().round(pooled(batches))
 
     def change_plan(self, plan: Decision) -> None:
-        """Follow another plan, of which only the interval matters here."""
+        """Follow another plan; only its interval is used."""
         super().change_plan(plan.levelled())
 
 
 def pooled(batches: Sequence[Batch]) -> list[Batch]:
-    """Return one batch of all samples, or none."""
+    """Return one batch with all samples, or none without batches."""
     return [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))] if batches else []
 
 
@@ -79,7 +79,7 @@ class Sequential(Trainer):
 
     As SplitFed V2, every device has its own client layers, averaged every `interval` rounds (usually an epoch), and
     the order of the devices is drawn anew each round. With `relayed`, as in vanilla split learning, there is one
-    client model, handed from device to device in their order. Batch-norm sees one device's batch at a time.
+    client model, passed from device to device in their order. Batch-norm normalises one device's batch at a time.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Sequential(Trainer):
         if self.schedule.advance():
             merge(own, self._last_shares(), self.settings.at_averaging)
         if self.relayed:
-            self.schedule.ages = [0] * self.schedule.plan.deepest  # there is one client model
+            self.schedule.ages = [0] * self.schedule.plan.deepest  # a single client model has age 0
         return torch.stack([losses[k] for k in given])
 
     def order(self, t: int) -> list[int]:
-        """Return the devices in the order of round `t`; those that are absent are left out of it."""
+        """Return the devices in the order of round `t`; absent devices are skipped."""
         if self.relayed:
             return list(range(len(self.weights)))
         return [int(k) for k in np.random.default_rng([self.seed, t]).permutation(len(self.weights))]
@@ -126,14 +126,14 @@ class Sequential(Trainer):
             raise InvalidInput("plan", problem, "Keep one cut for all and one interval for the whole run")
 
     def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot of the same way of training, with the same model, devices and optimiser."""
+        """Resume from a snapshot of the same trainer class, with the same model, devices and optimiser."""
         if state.plan != self.schedule.plan:
             problem = f"is {state.plan}, this trainer's is {self.schedule.plan}"
             raise InvalidInput("state.plan", problem, "Give a snapshot of a trainer with the same cut and interval")
         super().restore(state)
 
     def _followed(self, plan: Decision) -> Decision:
-        """Return as much of a plan as this way of training follows."""
+        """Return the part of a plan that this trainer follows."""
         return Decision(plan.cuts, None if self.relayed else plan.interval)
 
     def _turn(self, device: int, batch: Batch) -> Tensor:
