@@ -39,6 +39,8 @@ class AffineSettings:
         patience: so many surprises in a row, all longer or all shorter, are a change; fewer are stalls. Noise alone
             causes 3 in fewer than one of 10,000 observations.
         alike: amounts within this factor are about the same: the cuts of a model are usually further apart.
+        hopeless: so many surprises among the last `memory` observations restart the estimate from these alone: both
+            parts are wrong, so that neither alone explains them.
         young: so many observations at first are believed at once: the initial states are guesses.
         clearly: a less likely explanation of a change has to fit past observations better by this factor.
         fastest_fall: one observation divides slowness at most by this: a subtraction that leaves almost 0 says little.
@@ -55,6 +57,7 @@ class AffineSettings:
     surprising: float = 2.0
     patience: int = 3
     alike: float = 2.0
+    hopeless: int = 10
     young: int = 3
     clearly: float = 2.0
     fastest_fall: float = 10.0
@@ -89,6 +92,7 @@ class AffineTime:
         self._count = 0
         self._past: deque[Observation] = deque(maxlen=self.settings.memory)
         self._surprises: list[Observation] = []
+        self._recent: deque[tuple[Observation, bool]] = deque(maxlen=self.settings.memory)  # and whether it surprised
 
     @property
     def fixed_s(self) -> float:
@@ -119,7 +123,12 @@ class AffineTime:
         # evidence against a change of the rate.
         alike = [before for before in self._surprises if self._are_alike(before[0], observation[0])]
         others = [before for before in self._surprises if before not in alike]
-        if state.is_surprised_by(*observation):
+        surprised = state.is_surprised_by(*observation)
+        self._recent.append((observation, surprised))
+        if sum(missed for _, missed in self._recent) >= self.settings.hopeless:
+            self._restart()
+            return
+        if surprised:
             late = state.error_s(*observation) > 0
             alike = [*(before for before in alike if (state.error_s(*before) > 0) == late), observation]
         else:
@@ -132,6 +141,18 @@ class AffineTime:
         self._state, self._surprises = _explained(state, alike, self._past), others
         kept = [before for before in self._past if self._state.misfit([before]) <= self.settings.tolerance]
         self._past = deque([*kept, *alike], maxlen=self.settings.memory)
+
+    def _restart(self) -> None:
+        """Draw the line through the smallest and the largest amount of the last observations, and begin with it."""
+        recent = [observation for observation, _ in self._recent]
+        (small, short_s), (large, long_s) = min(recent), max(recent)
+        slope = (long_s - short_s) / (large - small) if large > small else 0.0
+        slowness = min(max(slope, 1 / self.settings.range), self.settings.range)
+        mean = np.array([max(0.0, short_s - small * slowness), slowness])
+        self._state = _State(self.settings, mean, np.diag(_widest(self.settings, mean) ** 2))
+        self._past = deque(recent, maxlen=self.settings.memory)
+        self._count, self._surprises = 0, []
+        self._recent.clear()
 
     def _are_alike(self, one: float, other: float) -> bool:
         return max(one, other) <= self.settings.alike * min(one, other) + 1 / self.settings.range
