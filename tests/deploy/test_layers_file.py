@@ -144,6 +144,22 @@ def test_what_does_not_look_like_the_models_layers_is_refused(
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_bad_number_is_found_wherever_it_is(value: float, dtype: torch.dtype) -> None:
+    """Torch looks for the least and the most in several ways, by the place and the size of a tensor."""
+    model = nn.Sequential(nn.Linear(13, 11), nn.Linear(11, 2)).to(dtype)
+    made = Template(split(model, torch.randn(8, 13, dtype=dtype)), OptimizerSettings())
+    state = made.layer(1).state()
+    made.check({1: state})
+    for name, tensor in state.items():
+        for place in range(tensor.numel()):
+            bad = tensor.clone()
+            bad.view(-1)[place] = value
+            with pytest.raises(BadMessage, match="that cannot be"):
+                made.check({1: state | {name: bad}})
+
+
 def test_fewer_layers_than_were_asked_for_are_refused() -> None:
     made = template("sgd")
     with pytest.raises(BadMessage, match=r"layers \[1\] came, \[1, 2\] were expected"):

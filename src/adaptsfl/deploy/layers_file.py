@@ -1,6 +1,6 @@
 """Layers on the wire and on disk: one safetensors file, whose keys are the layer's number and the tensor's name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from safetensors import SafetensorError
@@ -60,12 +60,14 @@ class Template:
         self._shapes: list[dict[str, tuple[torch.Size, torch.dtype]]] = []
         self._constants: list[LayerState] = []  # buffers with large numbers on purpose, such as masks
         self._optional: list[dict[str, tuple[torch.Size, torch.dtype]]] = []
+        self._frozen: list[set[str]] = []  # parameters that are not trained
         for piece in model.pieces:
             layer = Layer(piece, settings)
             state = layer.state()
             self._shapes.append({name: (tensor.shape, tensor.dtype) for name, tensor in state.items()})
-            self._constants.append({name: tensor for name, tensor in state.items() if not bool(_usual(tensor).all())})
+            self._constants.append({name: tensor for name, tensor in state.items() if not _plausible(name, tensor)})
             parameters = {name: tensor for name, tensor in piece.named_parameters() if tensor.requires_grad}
+            self._frozen.append({f"parameters.{n}" for n, _ in piece.named_parameters() if n not in parameters})
             self._optional.append(
                 {
                     f"{key}.{name}": (torch.Size(()), torch.float32) if key == "step" else (tensor.shape, tensor.dtype)
@@ -107,6 +109,34 @@ class Template:
         for number, state in states.items():
             self._check(number, state)
 
+    def mean(self, copies: Sequence[LayerStates], shares: Sequence[float]) -> LayerStates:
+        """Return the mean of several copies of the same layers: that of `training.layers.average`, without modules.
+
+        The copies are added one after another, so beside them memory is needed for one sum only.
+        """
+        copies, shares = zip(*((copy, share) for copy, share in zip(copies, shares, strict=True) if share), strict=True)
+        return {number: self._mean(number, [copy[number] for copy in copies], shares) for number in sorted(copies[0])}
+
+    def _mean(self, number: int, copies: Sequence[LayerState], shares: Sequence[float]) -> LayerState:
+        if self.settings.at_averaging != "average":
+            copies = [without_optimizer(copy) for copy in copies]
+        every = {name: tensor for copy in copies for name, tensor in copy.items()}
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in every.items()}  # optimiser state that a copy lacks
+        found: LayerState = {}
+        sums: LayerState = {}
+        for name, tensor in every.items():
+            if name in self._frozen[number - 1] or tensor.is_complex():
+                found[name] = copies[0][name].clone()
+            elif name.startswith("step.") or not tensor.is_floating_point():
+                found[name] = torch.stack([copy.get(name, zeros[name]) for copy in copies]).amax(0)
+            else:
+                sums[name] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        if sums:
+            totals = list(sums.values())
+            for copy, share in zip(copies, shares, strict=True):
+                torch._foreach_add_(totals, [copy.get(name, zeros[name]) for name in sums], alpha=share)
+        return found | {name: total.to(every[name].dtype) for name, total in sums.items()}
+
     def _check(self, number: int, state: LayerState) -> None:
         shapes, optional = self._shapes[number - 1], self._optional[number - 1]
         known = shapes | optional
@@ -122,17 +152,12 @@ class Template:
                 raise BadMessage(f"layer {number} came with numbers in {name[:60]!r} that cannot be")
 
 
-def _plausible(name: str, tensor: Tensor, constant: Tensor | None) -> bool:
-    """Whether numbers can be the result of training."""
+def _plausible(name: str, tensor: Tensor, constant: Tensor | None = None) -> bool:
+    """Whether numbers can be the result of training: averages are finite, and optimisers can go on from them."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    if constant is not None:
+        tensor = torch.where(tensor == constant, 0.0, tensor)
+    least, most = map(float, torch.aminmax(tensor))  # NaN, which is in no range, if there is one
     never_negative = name.startswith(NEVER_NEGATIVE) or name.endswith(".running_var")
-    if never_negative and bool((tensor < 0).any()):
-        return False
-    usual = _usual(tensor)
-    return bool((usual if constant is None else usual | (tensor == constant)).all())
-
-
-def _usual(tensor: Tensor) -> Tensor:
-    """Return a mask of the numbers whose averages are finite."""
-    if not tensor.is_floating_point():
-        return torch.ones((), dtype=torch.bool)
-    return tensor.abs() <= LARGEST  # False for NaN
+    return (0 if never_negative else -LARGEST) <= least and most <= LARGEST

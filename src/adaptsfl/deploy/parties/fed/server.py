@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from adaptsfl.checks import printable
 from adaptsfl.deploy import moments_file
-from adaptsfl.deploy.layers_file import LayerState, LayerStates, Template, to_bytes
+from adaptsfl.deploy.layers_file import LayerStates, Template, to_bytes
 from adaptsfl.deploy.moments_file import MomentsTemplate, NormMoments
 from adaptsfl.deploy.parties.fed.block import ClosedBlock, FedBlock, checked_weights
 from adaptsfl.deploy.parties.fed.client import LARGEST_DIVERGENCE
@@ -35,7 +33,6 @@ from adaptsfl.deploy.wire_pb2 import (
 )
 from adaptsfl.errors import BadMessage, NotWritten
 from adaptsfl.training.divergence import divergence
-from adaptsfl.training.layers import average
 from adaptsfl.training.statistics import Moments, Norm
 
 
@@ -273,16 +270,14 @@ class FedServer(Service):
         return incoming.data
 
     def _averaged(self, block: FedBlock, weights: dict[str, float]) -> LayerStates:
-        """Return the weighted mean of the devices' layers, computed layer by layer."""
+        """Return the weighted mean of the devices' layers.
+
+        Nothing is added up before: only now is it known who is averaged and with which weight, a device may have
+        delivered twice, and sums of floats depend on the order, which is that of names whoever delivered first.
+        """
         total = sum(weights.values())
-        forged = {name: block.forged(name) for name in weights}
-        states: LayerStates = {}
-        for number in range(1, block.deepest + 1):
-            copies = [self.template.layer(number, state) for state in _alike([own[number] for own in forged.values()])]
-            rule = self.terms.optimizer.at_averaging
-            average(copies, [weights[name] / total for name in forged], rule)
-            states[number] = {name: tensor.clone() for name, tensor in copies[0].state().items()}
-        return states
+        shares = [weight / total for weight in weights.values()]
+        return self.template.mean([block.forged(name) for name in weights], shares)
 
     def _divergence(self, block: FedBlock, weights: dict[str, float]) -> tuple[float, ...]:
         """Return the divergence of the devices' copies of every layer, measured as in a simulation."""
@@ -312,9 +307,3 @@ def _header(part: LayersPart) -> Layers:
     if part.WhichOneof("kind") != "header":
         raise BadMessage("a header of layers was expected")
     return part.header
-
-
-def _alike(states: list[LayerState]) -> list[LayerState]:
-    """Return copies of one layer with the same tensors in each: missing optimiser state is filled with zeros."""
-    every = {name: tensor for state in states for name, tensor in state.items()}
-    return [{name: state.get(name, torch.zeros_like(tensor)) for name, tensor in every.items()} for state in states]
