@@ -129,10 +129,11 @@ def page(columns: list[str], lines: list[list[str]], numbers: dict[str, int], co
     sizes = ", ".join(f"{count:,} with {optimizer}" for optimizer, count in numbers.items())
     return f"""# What an averaging costs the fed server
 
-Written by `{command}`; every number is in averaging.json. CPU milliseconds of one averaging of the VGG for digits with
-batch-norm, all layers of every device ({sizes} numbers), and in brackets the ratio to the faster of the
-two plain ways with the same tensors. `modules` builds a module per copy, as the reference does. The last three rows are
-what else the fed server does in a block. {os.cpu_count()} cores, shared with other work: trust the ratios, not the times.
+Written by `{command}`; every number is in averaging.json. CPU milliseconds of one averaging of the VGG for
+digits with batch-norm, all layers of every device ({sizes} numbers), and in brackets the ratio to the
+faster of the two plain ways with the same tensors. `modules` builds a module per copy, as the reference does. The last
+three rows are what else the fed server does in a block. {os.cpu_count()} cores, shared with other work: trust the
+ratios, not the times.
 
 {table}
 """

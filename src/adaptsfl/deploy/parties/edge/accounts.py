@@ -59,7 +59,7 @@ class Accounts:
         """
         header, bits = arrival.header, 8 * self.shapes.size(block.cuts[device])
         down_s = bits / header.downlink if header.downlink > 0 else 0.0
-        if device in block.present[-2]:
+        if any(device in before for before in block.present[-2:-1]):
             whole_s = arrival.came - block.clock.answered_at
             rest_s = max(0.0, whole_s - header.forward_s - header.backward_s - arrival.seconds - down_s)
             down_s, up_s = down_s + rest_s / 2, arrival.seconds + rest_s / 2
