@@ -91,7 +91,7 @@ def test_evaluations_are_at_their_rounds(here: World) -> None:
     assert rounds == [[], [3], [6], [9], [12, 13], [15]]
 
 
-def test_ways_part_where_steps_differ(here: World, trained: list[int]) -> None:
+def test_trajectories_are_shared_until_decisions_differ(here: World, trained: list[int]) -> None:
     """A run that shares two steps (5 rounds) and then goes another way trains these anew, and gets its own weights."""
     store = Store()
     learned_by(learning(here, "engine", store))

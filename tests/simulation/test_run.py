@@ -154,7 +154,7 @@ def test_another_fleet_learns_the_same_in_another_time(rounds: list[int]) -> Non
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_faults(policy: str, faulty: World) -> None:
+def test_a_run_with_faults(policy: str, faulty: World) -> None:
     """Every policy goes on; who is recorded as present trained, was charged, and nobody else was seen or cut."""
     blocks = blocks_of(faulty, policy)
     assert sum(block.rounds for block in blocks) == 12
@@ -387,7 +387,7 @@ def test_interrupted_and_damaged(damage: str, tmp_path: Path) -> None:
     assert record_of(again) == record_of(whole)
 
 
-def test_done_is_done(tmp_path: Path, rounds: list[int]) -> None:
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, rounds: list[int]) -> None:
     """A finished run is not run again, and a policy that is added takes its place beside it."""
     given = with_options()
     first = Experiment(given, tmp_path, policies=["fixed"])

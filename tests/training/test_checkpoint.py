@@ -68,7 +68,7 @@ def assert_same(found: EngineState, expected: EngineState) -> None:
 
 @pytest.mark.parametrize("optimizer", [("momentum", "average"), ("adam", "average"), ("adam", "keep")], ids=str)
 @pytest.mark.parametrize("stop", range(ROUNDS + 1))
-def test_going_on_is_not_stopping(stop: int, optimizer: tuple[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_equals_one_that_never_stopped(stop: int, optimizer: tuple[str, Any], tmp_path: Path) -> None:
     """With dropout too, though the program does other things with random numbers in between."""
     model = make_model()
     name, rule = optimizer

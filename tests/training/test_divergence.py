@@ -28,7 +28,7 @@ def samples(*pairs: tuple[float, float]) -> list[tuple[torch.Tensor, torch.Tenso
     return [(torch.tensor([[x]], dtype=torch.float64), torch.tensor([[y]], dtype=torch.float64)) for x, y in pairs]
 
 
-def test_by_hand(line: SplitModel) -> None:
+def test_divergence_of_copies_worked_by_hand(line: SplitModel) -> None:
     """With the loss (b a x - y)² / 2, da = (b a x - y) b x. At x = 1 and y = 2 it is 0; at x = 1 and y = 0 it is 4.
 
     With the rate 0.1, a_1 = 1 and a_2 = 0.6. Equal weights: ā = 0.8, and both are 0.2 from it: 0.2 / 0.8 = 0.25.
@@ -42,7 +42,7 @@ def test_by_hand(line: SplitModel) -> None:
         assert engine.divergence() == pytest.approx([expected])
 
 
-def test_among_those_present(line: SplitModel) -> None:
+def test_divergence_counts_only_devices_that_are_present(line: SplitModel) -> None:
     """As above, with a third device: it is away, at a = 1, and does not count. The same device alone is not apart."""
     batches = samples((1, 2), (1, 0))
     engine = Engine(line, Decision((1, 1, 1), 5), OptimizerSettings("sgd", 0.1), loss=squared)

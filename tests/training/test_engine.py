@@ -46,7 +46,7 @@ def compare(model: SplitModel, shape: tuple[int, ...], settings: OptimizerSettin
 
 @pytest.mark.parametrize("statistics", ["pooled", "device"])
 @pytest.mark.parametrize("norm", ["none", "batch", "group"])
-def test_vgg(norm: str, statistics: str) -> None:
+def test_vgg_trains_as_the_reference_does(norm: str, statistics: str) -> None:
     model = make_model("vgg_digits", width=0.25, norm=norm)
     compare(model, DIGITS, OptimizerSettings("momentum", 0.05), statistics=statistics)
 
@@ -54,7 +54,7 @@ def test_vgg(norm: str, statistics: str) -> None:
 @pytest.mark.parametrize(
     ("norm", "statistics"), [("none", "pooled"), ("group", "pooled"), ("batch", "pooled"), ("batch", "device")]
 )
-def test_resnet(norm: str, statistics: str) -> None:
+def test_resnet_trains_as_the_reference_does(norm: str, statistics: str) -> None:
     torch.manual_seed(0)
     module = build("resnet18", width=0.125, norm=norm).module.double()
     model = split(module, torch.zeros(1, *SMALL_IMAGES, dtype=torch.float64))
@@ -94,7 +94,7 @@ def test_the_chunk_does_not_matter(chunk: int | None) -> None:
     ids=["FedAvg", "PSL", "I = 1"],
 )
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_special_cases(plan: Decision, norm: str) -> None:
+def test_special_cases_equal_the_reference(plan: Decision, norm: str) -> None:
     model = make_model("vgg_digits", width=0.25, norm=norm)
     compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=[plan], lengths=[9])
 

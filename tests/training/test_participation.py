@@ -151,7 +151,7 @@ def test_averaging_every_round_is_one_step_on_the_samples_of_those_present() -> 
     assert all(len(rows) == 1 for layer in engine.layers for rows in layer.parameters.values())
 
 
-def test_naming_everybody_is_naming_nobody() -> None:
+def test_naming_all_devices_equals_naming_none() -> None:
     """Bit for bit, in single precision."""
     model = make_model("vgg_digits", torch.float32, width=0.25)
     batches = make_batches(model, SHAPE)

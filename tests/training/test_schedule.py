@@ -16,7 +16,7 @@ def test_all_layers_are_averaged_at_every_interval() -> None:
     assert averaged(schedule, 6) == [[], [], [1, 2], [], [], [1, 2]]
 
 
-def test_never() -> None:
+def test_without_an_interval_no_layer_is_averaged() -> None:
     schedule = Schedule(Decision((2, 2), None))
     assert averaged(schedule, 3) == [[], [], []]
     assert schedule.at_boundary
@@ -62,6 +62,6 @@ def test_a_plan_changes_at_a_boundary_only() -> None:
         (((1, 2), 3, {2: 0}), r"decision.layer_intervals\[2\]: is 0"),
     ],
 )
-def test_plans_that_cannot_be(arguments: tuple, message: str) -> None:
+def test_impossible_plans_are_refused(arguments: tuple, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Decision(*arguments)

@@ -24,7 +24,7 @@ def advance(engine: Engine, batches, rounds: range) -> None:
 @pytest.mark.parametrize("rule", ["average", "keep"])
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("stop", [0, 3, 4, 6])
-def test_going_on_is_not_stopping(stop: int, norm: str, rule: str) -> None:
+def test_training_from_a_snapshot_equals_training_without_a_stop(stop: int, norm: str, rule: str) -> None:
     """In single precision, where every other order of summation would show; tensors come back in another layout."""
     model = make_model("vgg_digits", torch.float32, width=0.25, norm=norm)
     batches, settings = make_batches(model, SHAPE), OptimizerSettings("adam", 0.01, at_averaging=rule)
