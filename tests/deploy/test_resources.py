@@ -80,6 +80,18 @@ def test_latency_comes_from_ready_unless_no_link_has_it() -> None:
     assert (seen.downlink_s[0], seen.fed_uplink_s[0], seen.fed_downlink_s[0]) == (0.0, 0.0, 0.0)
 
 
+def test_a_link_that_was_not_probed_gets_its_rate_from_the_first_transfer() -> None:
+    """1 Mbit in 2 s over a link of which nothing is known: 1.9 s of it were the bits, says who received them."""
+    fleet = measured()
+    fleet.ready(0, ready(rates=Rates()))
+    fleet.transferred(0, "fed_downlink_bps", 1e6, 2.0)
+    fleet.device(0, 1e6, fed_downlink_bps=1e6 / 1.9)
+    link = fleet.devices[0]["fed_downlink_bps"]
+    assert link.rate == pytest.approx(1e6 / 1.9, rel=0.1)
+    assert link.predict_s(1e6) == pytest.approx(2.0, rel=0.1)
+    assert link.predict_s(1e3) < 0.3
+
+
 def test_a_device_that_joins_again_keeps_what_its_rounds_have_measured() -> None:
     fleet = measured()
     fleet.ready(0, ready())

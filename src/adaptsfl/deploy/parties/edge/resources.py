@@ -78,10 +78,19 @@ class MeasuredFleet:
 
         A receiver measures from the first byte to the last, so it learns nothing about fixed seconds.
         """
+        self.first_rates(number, bits, **rates)
         for name, rate in rates.items():
             if SLOWEST_EVER <= rate < np.inf:
                 link = self.devices[number][name]
                 link.add(bits, link.fixed_s + bits / rate)
+
+    def first_rates(self, number: int, bits: float, **rates: float) -> None:
+        """Restart the estimates of links that were not probed: until a rate is known, all seconds seem to be fixed."""
+        for name, rate in rates.items():
+            link = self.devices[number][name]
+            if link.rate >= FASTEST / 2 and SLOWEST_EVER <= rate < FASTEST / 2:
+                fixed_s = max(0.0, link.predict_s(bits) - bits / rate)
+                self.devices[number][name] = AffineTime(rate, min(fixed_s, LONGEST_S))
 
     def transferred(self, number: int, link: str, bits: float, seconds: float) -> None:
         """Add how long a whole transfer over a device's link took, latency included."""

@@ -161,6 +161,7 @@ class EdgeService(Service):
             accounts, now = self.conductor.accounts, time.perf_counter()
             bits = accounts.layer_bits(ledger.cuts[number])
             self.measured.device(number, bits, fed_downlink_bps=delivered.fed_downlink)
+            self.measured.first_rates(number, bits, fed_uplink_bps=delivered.fed_uplink)
             accounts.note_delivery(ledger, number, now)
         self.executor.handle(events.Delivered(session.number, int(delivered.attempt)))
 
