@@ -63,8 +63,9 @@ class Accounts:
             whole_s = arrival.came - block.clock.answered_at
             rest_s = max(0.0, whole_s - header.forward_s - header.backward_s - arrival.seconds - down_s)
             down_s, up_s = down_s + rest_s / 2, arrival.seconds + rest_s / 2
-            self.measured.transferred(device, "uplink_bps", bits, up_s)
-            self.measured.transferred(device, "downlink_bps", bits, down_s)
+            for link, seconds in (("uplink_bps", up_s), ("downlink_bps", down_s)):
+                self.measured.transferred(device, link, 0.0, rest_s / 2)
+                self.measured.transferred(device, link, bits, seconds)
         else:  # its gradients are of an earlier round
             up_s = arrival.seconds
         return {"a4": down_s, "a5": header.backward_s, "a1": header.forward_s, "a2": up_s}

@@ -1,0 +1,115 @@
+"""Where the seconds of a deployed round go, and what they say about links: clocks are told the time."""
+
+import numpy as np
+import pytest
+import torch
+
+from adaptsfl import latency
+from adaptsfl.costs import CutCosts
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
+from adaptsfl.deploy.parties.edge.ledger import Ledger
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.sessions import Arrival, Shapes
+from adaptsfl.runs.backend import Scene
+from adaptsfl.training import OptimizerSettings
+
+BATCH, UNITS = 4, 25  # activations of 4 · 25 · 4 bytes: 3,200 bits; one layer of 8,000 bits on devices
+COSTS = CutCosts([1e6, 2e6], [2e6, 4e6], [800.0, 800.0], [800.0, 800.0], [8e3, 9e3])
+LATENCY_S, RATE = 0.04, 1e5  # of each direction: a message of activations takes 40 + 32 ms
+FORWARD_S, BACKWARD_S, TURN_S = 0.010, 0.020, 0.005
+TRANSFER_S = 8 * BATCH * UNITS * 4 / RATE
+FETCH_S = 0.150
+
+
+@pytest.fixture
+def accounts() -> Accounts:
+    measured = MeasuredFleet(COSTS, ["device-1"], BATCH, OptimizerSettings())
+    rates = wire.Rates(uplink=RATE, downlink=RATE, fed_uplink=RATE, fed_downlink=RATE)  # nothing is known of latency
+    measured.ready(0, wire.Ready(samples=9, forward_s=[0.01, 0.01], backward_s=[0.02, 0.02], rates=rates))
+    shapes = Shapes(((UNITS,), (UNITS,)), (), 10, BATCH, "float32")
+    return Accounts(["device-1"], shapes, measured)
+
+
+def opened(accounts: Accounts, now: float) -> Ledger:
+    scene = Scene((0,), accounts.measured.fleet([0]), accounts.measured.costs, 1)
+    predicted = accounts.predicted(scene, [1])
+    ledger = Ledger(1, 1, 1, 60, 60, (1,), wire.Opening(), {}, scene, 1, predicted, BlockClock(now))
+    ledger.clock.begin_rounds(now)
+    return ledger
+
+
+def arrival(came: float) -> Arrival:
+    header = wire.Activations(forward_s=FORWARD_S, backward_s=BACKWARD_S, downlink=RATE)
+    return Arrival(header, torch.zeros(1), torch.zeros(1), RATE, TRANSFER_S, came)
+
+
+def trained(accounts: Accounts, rounds: int) -> tuple[Ledger, dict[str, float], float]:
+    """Play a block of one device over links with latency; return its ledger, the last round's phases and the time."""
+    now = 100.0
+    ledger = opened(accounts, now)
+    phases: dict[str, float] = {}
+    for number in range(1, rounds + 1):
+        before = FETCH_S if number == 1 else LATENCY_S + TRANSFER_S + BACKWARD_S
+        came = now + before + FORWARD_S + LATENCY_S + TRANSFER_S
+        now = came + TURN_S
+        phases, _ = accounts.note_round(ledger, number, {0: arrival(came)}, 1.0, now, ALL)
+    return ledger, phases, now
+
+
+def test_latency_is_charged_to_transfers_and_nothing_is_left_over(accounts: Accounts) -> None:
+    ledger, phases, now = trained(accounts, 2)
+    way_s = LATENCY_S + TRANSFER_S
+    expected = {"a1": FORWARD_S, "a2": way_s, "a3": TURN_S, "a4": way_s, "a5": BACKWARD_S}
+    assert phases == pytest.approx(expected)
+    assert ledger.clock.other_s == pytest.approx(0.0, abs=1e-9)
+    assert sum(ledger.clock.seconds.values()) == pytest.approx(now - 100.0)
+
+
+def test_rounds_are_predicted_once_latency_was_seen(accounts: Accounts) -> None:
+    """At first nothing is known of it: 80 of 179 ms are missing. The rates stay what they are."""
+    round_s = FORWARD_S + BACKWARD_S + TURN_S + 2 * (LATENCY_S + TRANSFER_S)
+
+    def predicted_s() -> float:
+        fleet = accounts.measured.fleet([0])
+        return float(latency.round_s(accounts.measured.costs, fleet, np.array([1]), BATCH))
+
+    assert predicted_s() < 0.7 * round_s
+    trained(accounts, 60)
+    assert predicted_s() == pytest.approx(round_s, rel=0.1)
+    fleet = accounts.measured.fleet([0])
+    assert fleet.uplink_bps[0] == pytest.approx(RATE, rel=0.2)
+    assert fleet.downlink_s[0] == pytest.approx(LATENCY_S, rel=0.2)
+
+
+def test_fetching_and_delivering_layers_are_measured_with_their_latency(accounts: Accounts) -> None:
+    upload_s = 0.2
+    for _ in range(30):
+        ledger, _, now = trained(accounts, 2)
+        learned = now + LATENCY_S + TRANSFER_S + BACKWARD_S
+        accounts.note_delivery(ledger, 0, learned + upload_s)
+        accounts.note_deliveries(ledger)
+    assert accounts.measured.transfer_s(0, "fed_downlink_bps", 8e3) == pytest.approx(FETCH_S, rel=0.15)
+    assert accounts.measured.transfer_s(0, "fed_uplink_bps", 8e3) == pytest.approx(upload_s, rel=0.15)
+    assert ledger.clock.seconds["b3"] == pytest.approx(FETCH_S, rel=0.15)
+    assert ledger.clock.seconds["b1"] == pytest.approx(upload_s, rel=0.15)
+
+
+def test_a_device_that_was_away_says_nothing_about_its_links(accounts: Accounts) -> None:
+    """Its last gradients are of an earlier round: how long they were on their way is not known."""
+    ledger, _, now = trained(accounts, 2)
+    before = accounts.measured.transfer_s(0, "uplink_bps", 3200)
+    ledger.present.append(())
+    accounts.note_round(ledger, 4, {0: arrival(now + 50.0)}, 1.0, now + 50.1, ALL)
+    assert accounts.measured.transfer_s(0, "uplink_bps", 3200) == before
+
+
+@pytest.mark.parametrize("rate", [1e-300, float("inf"), float("nan"), -1.0])
+def test_rates_that_cannot_be_do_no_harm(accounts: Accounts, rate: float) -> None:
+    ledger, _, now = trained(accounts, 2)
+    lying = arrival(now + 0.2)
+    lying.header.downlink = rate
+    phases, _ = accounts.note_round(ledger, 3, {0: lying}, 1.0, now + 0.21, ALL)
+    assert sum(phases.values()) == pytest.approx(0.21)
+    assert np.isfinite(accounts.measured.transfer_s(0, "downlink_bps", 3200))
