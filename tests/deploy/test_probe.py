@@ -98,9 +98,11 @@ def test_links_over_tls(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     links = json.loads(done.stdout)["links"]
     assert set(links) == {"edge", "fed"}
-    assert all(rate > 0 for link in links.values() for rate in link.values())
+    for link in links.values():  # a machine may be too fast for a rate to be measured
+        assert all(link[name] is None or link[name] > 0 for name in ("uplink_bps", "downlink_bps"))
+        assert link["uplink_s"] == link["downlink_s"] > 0
     assert "edge server" in table.stdout
-    assert "Mbit/s" in table.stdout
+    assert "round trip" in table.stdout
 
 
 def test_one_link_without_tls() -> None:
