@@ -10,8 +10,12 @@ from adaptsfl.cli.failures import explaining, need_deploy
 from adaptsfl.cli.options import Certs, Insecure, Overrides, chosen_credentials, folder_name
 from adaptsfl.cli.printing import plain_console, say, tell
 from adaptsfl.cli.results import show_runs
-from adaptsfl.config import load_recipe
+from adaptsfl.config import load_fleet, load_recipe
+from adaptsfl.errors import InvalidInput, naming
+from adaptsfl.fleet import Resources, read_trace, resources_from
 from adaptsfl.runs.folder import find_runs
+
+DEVICES = 4  # of `up`, unless told otherwise
 
 serve = typer.Typer(help="Serve a deployment: the edge server, or the fed server.", no_args_is_help=True)
 
@@ -116,11 +120,20 @@ def join(
 
 def up(
     recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")],
-    devices: Annotated[int, typer.Option(help="How many devices.", min=1)] = 4,
+    devices: Annotated[
+        int | None, typer.Option(help="How many devices (default: 4, or as many as a trace has).", min=1)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where all of it goes (default: runs/ and the recipe's name).")
     ] = None,
     status_port: Annotated[int, typer.Option(help="Of the status page; 0 takes a free one.")] = 0,
+    links: Annotated[
+        Path | None,
+        typer.Option(
+            help="Shape links as the fleet of this recipe or trace has them, round by round; as root.",
+            metavar="RECIPE|CSV",
+        ),
+    ] = None,
     override: Overrides = None,
 ) -> None:
     """Start a whole deployment on this machine, over TLS: fed server, edge server and devices."""
@@ -128,6 +141,7 @@ def up(
         need_deploy()
         from adaptsfl.deploy.parties.local_fleet import fleet_up  # noqa: PLC0415
 
+        count, resources = (devices or DEVICES, None) if links is None else _links(links, devices)
         content = load_recipe(recipe, override or ())
         folder = out or Path("runs") / f"{folder_name(content.name or recipe.stem)}-up"
         console = plain_console()
@@ -136,9 +150,26 @@ def up(
             console.print(f"{party:>9} | {text}", soft_wrap=True)
 
         try:
-            with fleet_up(recipe, devices, folder, relay, status_port=status_port, more=override) as fleet:
+            more = override or ()
+            with fleet_up(recipe, count, folder, relay, status_port=status_port, more=more, links=resources) as fleet:
                 fleet.wait()
         except KeyboardInterrupt:
             say("stopped; the same command goes on from the last checkpoint.")
             raise typer.Exit(130) from None
         console.print(f"model:   {folder / 'fed' / 'model.safetensors'}", soft_wrap=True)
+
+
+def _links(path: Path, devices: int | None) -> tuple[int, Resources]:
+    """Return the number of devices, and the resources of their links, from a recipe or a trace."""
+    with naming(str(path)):
+        if path.suffix.lower() == ".csv":
+            resources: Resources = read_trace(path)
+        else:
+            config = load_fleet(path)
+            if config.trace is None:
+                config = config.model_copy(update={"devices": devices or DEVICES})
+            resources = resources_from(config)
+        count = resources.at(0).size
+        if devices not in (None, count):
+            raise InvalidInput("--devices", f"is {devices}, but the trace has {count}", "Leave --devices out")
+    return count, resources

@@ -8,15 +8,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
+from adaptsfl.deploy.parties.shaped_network import EDGE_HOST, EDGE_PORT, FED_PORT, ShapedNetwork, shaped_network
 from adaptsfl.deploy.security.certs import make_certificates
 from adaptsfl.errors import RunFailed
+from adaptsfl.fleet import Resources
+from adaptsfl.runs.folder import RECORD
 
 TIMEOUT_S = 10.0  # for a party to end by itself after a signal
+FOLLOW_S = 0.1  # how often links are compared with the round that the run has reached
 
 Say = Callable[[str, str], None]  # the party's name, and a line of its output
 
@@ -31,21 +35,48 @@ def free_port() -> int:
 class LocalFleet:
     """The processes of one run on this machine.
 
+    Args:
+        network: the links between them; without it they are as fast as this machine.
+
     Attributes:
         processes: by party.
     """
 
     def __init__(
-        self, recipe: Path, devices: int, folder: Path, say: Say, *, status_port: int, more: list[str]
+        self,
+        recipe: Path,
+        devices: int,
+        folder: Path,
+        say: Say,
+        *,
+        status_port: int = 0,
+        more: Sequence[str] = (),
+        network: ShapedNetwork | None = None,
     ) -> None:
         self.recipe, self.devices, self.folder, self.say, self.more = recipe, devices, folder, say, more
-        self.status_port = status_port
+        self.network, self.status_port = network, status_port
         self.edge, self.fed = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        if network is not None:
+            self.edge, self.fed = f"{EDGE_HOST}:{EDGE_PORT}", f"0.0.0.0:{FED_PORT}"  # of their own namespaces
+            self.status_port = self._exposed_status(network)
         self.certs = folder / "certs"
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self._last_lines: dict[str, str] = {}  # the last line of each party's output
         self.names = [f"device-{k + 1}" for k in range(devices)]
         make_certificates(self.certs, self.names)
+
+    def _exposed_status(self, network: ShapedNetwork) -> int:
+        """Make the status page, which the edge server serves in its namespace, available on this machine too."""
+        listener = socket.create_server(("127.0.0.1", self.status_port))
+        port = int(listener.getsockname()[1])
+        network.expose(listener, f"127.0.0.1:{port}")
+        return port
+
+    def address(self, server: str, party: str) -> str:
+        """Return where a party reaches the "edge" or the "fed" server."""
+        if self.network is not None:
+            return self.network.address(server, party)
+        return self.edge if server == "edge" else self.fed
 
     def command(self, party: str) -> list[str]:
         """Return the command line of a party."""
@@ -65,14 +96,16 @@ class LocalFleet:
                 "--listen",
                 self.edge,
                 "--fed",
-                self.fed,
+                self.address("fed", party),
                 "--out",
                 str(self.folder / "edge"),
             ]
             mine += ["--status-port", str(self.status_port)]
         else:
-            mine = ["join", "--edge", self.edge, "--fed", self.fed, "--name", party]
-        return [sys.executable, "-m", "adaptsfl", *mine, *common]
+            addresses = ["--edge", self.address("edge", party), "--fed", self.address("fed", party)]
+            mine = ["join", *addresses, "--name", party]
+        place = [] if self.network is None else self.network.command(party)
+        return [*place, sys.executable, "-m", "adaptsfl", *mine, *common]
 
     def start(self, party: str) -> None:
         """Start one party."""
@@ -145,18 +178,55 @@ class LocalFleet:
                 process.wait()
 
 
+    @property
+    def rounds(self) -> int:
+        """The rounds up to the last averaging on record."""
+        try:
+            lines = (self.folder / "edge" / RECORD).read_text(encoding="utf-8").splitlines()
+            block = json.loads(lines[-1])
+            return int(block["first_round"] + block["rounds"] - 1)
+        except (OSError, ValueError, LookupError):  # it is not there yet, or its last line is being written
+            return 0
+
+
 @contextmanager
 def fleet_up(
-    recipe: Path, devices: int, folder: Path, say: Say, *, status_port: int = 0, more: list[str] | None = None
+    recipe: Path,
+    devices: int,
+    folder: Path,
+    say: Say,
+    *,
+    status_port: int = 0,
+    more: Sequence[str] = (),
+    links: Resources | None = None,
 ) -> Iterator[LocalFleet]:
-    """Start all parties; at the end, stop those that still run."""
-    fleet = LocalFleet(recipe, devices, folder, say, status_port=status_port, more=more or [])
-    with _ended_by_sigterm():
+    """Start all parties; at the end, stop those that still run.
+
+    Args:
+        links: whose rates and fixed seconds the links between parties have in every round.
+    """
+    laid = nullcontext() if links is None else shaped_network(links.at(0))
+    with laid as network, _ended_by_sigterm():
+        fleet = LocalFleet(recipe, devices, folder, say, status_port=status_port, more=more, network=network)
+        over = threading.Event()
         try:
+            if links is not None:
+                threading.Thread(target=_follow, args=(fleet, links, over), daemon=True).start()
             fleet.start_all()
             yield fleet
         finally:
+            over.set()
             fleet.stop()
+
+
+def _follow(fleet: LocalFleet, links: Resources, over: threading.Event) -> None:
+    """Give the links what they have in the round that the run has reached, block by block."""
+    assert fleet.network is not None
+    shaped = 0
+    while not over.wait(FOLLOW_S):
+        if (rounds := fleet.rounds) > shaped:
+            shaped = rounds
+            fleet.network.shape(links.at(rounds))
 
 
 @contextmanager
