@@ -3,18 +3,18 @@
 A link takes seconds = fixed_s + bits / rate, a machine seconds = fixed_s + FLOPs / rate. `AffineTime` is a Kalman
 filter over (fixed_s, slowness), where slowness = 1 / rate. An observation of a small amount is mostly fixed seconds, so
 it moves these and leaves the rate alone: latency is not booked as rate.
+
+An edge server adds several observations per device and round on its event loop. So the filter is written out in plain
+floats: numpy takes several times as long for matrices of two rows.
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from adaptsfl import checks
-from adaptsfl.checks import FloatArray
 
 FIXED, SLOWNESS = 0, 1  # indices of the two states
 
@@ -87,22 +87,22 @@ class AffineTime:
         # Amounts are counted in what the initial rate moves in a second: initial slowness is 1, whatever the unit.
         self._per_s = checks.number("rate", rate, positive=True)
         fixed_s = checks.number("fixed_s", fixed_s, at_most=self.settings.longest_s)
-        mean = np.array([fixed_s, 1.0])
-        self._state = _State(self.settings, mean, np.diag(_widest(self.settings, mean) ** 2))
+        self._state = _initial(self.settings, fixed_s, 1.0)
         self._count = 0
         self._past: deque[Observation] = deque(maxlen=self.settings.memory)
         self._surprises: list[Observation] = []
         self._recent: deque[tuple[Observation, bool]] = deque(maxlen=self.settings.memory)  # and whether it surprised
+        self._missed = 0  # how many of these surprised
 
     @property
     def fixed_s(self) -> float:
         """The seconds that even the smallest amount takes."""
-        return float(self._state.mean[FIXED])
+        return self._state.fixed_s
 
     @property
     def rate(self) -> float:
         """Amount per second, beside the fixed seconds."""
-        return self._per_s / float(self._state.mean[SLOWNESS])
+        return self._per_s / self._state.slowness
 
     def predict_s(self, amount: float) -> float:
         """Return the seconds that an amount is expected to take."""
@@ -116,24 +116,41 @@ class AffineTime:
         """Add an observation; negative numbers, NaN and infinity are ignored."""
         if not (0 <= amount < math.inf and 0 <= seconds < math.inf):
             return
-        observation = self._scaled(amount), min(seconds, self.settings.longest_s)
+        observation = self._scaled(amount), min(float(seconds), self.settings.longest_s)
         self._count += 1
         state = self._state.after_a_step()
+        surprised = state.is_surprised_by(*observation)
+        if self._is_hopeless_after(observation, surprised):
+            self._restart()
+        elif surprised:
+            self._take_surprise(state, observation)
+        else:
+            if self._surprises:
+                self._surprises = self._apart_from(observation[0])
+            self._past.append(observation)
+            self._state = state.updated(*observation)
+
+    def _is_hopeless_after(self, observation: Observation, surprised: bool) -> bool:
+        """Note whether an observation was a surprise; return whether too many of the last ones were."""
+        recent = self._recent
+        if len(recent) == recent.maxlen and recent[0][1]:  # the oldest one is forgotten
+            self._missed -= 1
+        recent.append((observation, surprised))
+        self._missed += surprised
+        return self._missed >= self.settings.hopeless
+
+    def _take_surprise(self, state: "_State", observation: Observation) -> None:
+        """Add an observation that was not expected: a stall, or the last of several that tell of a change."""
         # Surprises in a row are those of about one amount: a small message that took as long as predicted is no
         # evidence against a change of the rate.
-        alike = [before for before in self._surprises if self._are_alike(before[0], observation[0])]
-        others = [before for before in self._surprises if before not in alike]
-        surprised = state.is_surprised_by(*observation)
-        self._recent.append((observation, surprised))
-        if sum(missed for _, missed in self._recent) >= self.settings.hopeless:
-            self._restart()
-            return
-        if surprised:
-            late = state.error_s(*observation) > 0
-            alike = [*(before for before in alike if (state.error_s(*before) > 0) == late), observation]
-        else:
-            alike = []
-            self._past.append(observation)
+        others = self._apart_from(observation[0])
+        late = state.error_s(*observation) > 0
+        alike = [
+            before
+            for before in self._surprises
+            if self._are_alike(before[0], observation[0]) and (state.error_s(*before) > 0) == late
+        ]
+        alike.append(observation)
         patience = 1 if self._count <= self.settings.young else self.settings.patience
         if len(alike) < patience:
             self._state, self._surprises = state.updated(*observation), [*others, *alike]
@@ -148,46 +165,53 @@ class AffineTime:
         (small, short_s), (large, long_s) = min(recent), max(recent)
         slope = (long_s - short_s) / (large - small) if large > small else 0.0
         slowness = min(max(slope, 1 / self.settings.range), self.settings.range)
-        mean = np.array([max(0.0, short_s - small * slowness), slowness])
-        self._state = _State(self.settings, mean, np.diag(_widest(self.settings, mean) ** 2))
+        self._state = _initial(self.settings, max(0.0, short_s - small * slowness), slowness)
         self._past = deque(recent, maxlen=self.settings.memory)
-        self._count, self._surprises = 0, []
+        self._count, self._surprises, self._missed = 0, [], 0
         self._recent.clear()
+
+    def _apart_from(self, amount: float) -> list[Observation]:
+        """Return the surprises of other amounts."""
+        return [before for before in self._surprises if not self._are_alike(before[0], amount)]
 
     def _are_alike(self, one: float, other: float) -> bool:
         return max(one, other) <= self.settings.alike * min(one, other) + 1 / self.settings.range
 
     def _scaled(self, amount: float) -> float:
-        return min(amount / self._per_s, self.settings.range)
+        return min(float(amount) / self._per_s, self.settings.range)
 
 
-@dataclass(frozen=True)
-class _State:
-    """Mean and covariance of (fixed seconds, slowness)."""
+class _State(NamedTuple):
+    """Mean and covariance of (fixed seconds, slowness): a symmetric matrix of two rows is three numbers."""
 
     settings: AffineSettings
-    mean: FloatArray
-    covariance: FloatArray
+    fixed_s: float
+    slowness: float
+    fixed_variance: float
+    slowness_variance: float
+    covariance: float
 
     def predict_s(self, amount: float) -> float:
-        return float(self.mean[FIXED] + amount * self.mean[SLOWNESS])
+        return self.fixed_s + amount * self.slowness
 
     def error_s(self, amount: float, seconds: float) -> float:
         return seconds - self.predict_s(amount)
 
     def variance(self, amount: float) -> float:
-        row = np.array([1.0, amount])
-        return max(0.0, float(row @ self.covariance @ row))
+        """Return the variance of the predicted seconds."""
+        found = self.fixed_variance + amount * (2 * self.covariance + amount * self.slowness_variance)
+        return max(0.0, found)
 
     def larger_part(self, amount: float) -> int:
         """Return the part of the predicted seconds that is larger; what is below the floor is fixed seconds."""
-        fixed_s = max(float(self.mean[FIXED]), self.settings.floor_s)
-        return SLOWNESS if amount * self.mean[SLOWNESS] >= fixed_s else FIXED
+        fixed_s = max(self.fixed_s, self.settings.floor_s)
+        return SLOWNESS if amount * self.slowness >= fixed_s else FIXED
 
     def noise(self, amount: float, seconds: float) -> float:
         """Return the variance of an observation around its true value."""
-        size_s = max(seconds, self.predict_s(amount))
-        return (self.settings.noise * size_s) ** 2 + self.settings.floor_s**2
+        settings, predicted_s = self.settings, self.fixed_s + amount * self.slowness
+        scatter_s = settings.noise * (seconds if seconds > predicted_s else predicted_s)
+        return scatter_s * scatter_s + settings.floor_s * settings.floor_s
 
     def is_surprised_by(self, amount: float, seconds: float) -> bool:
         variance = self.variance(amount) + self.noise(amount, seconds)
@@ -201,43 +225,54 @@ class _State:
 
     def after_a_step(self) -> "_State":
         """Return the state after a step of the random walk; uncertainty is limited."""
-        step = self.settings.noise / self.settings.memory
-        walk = step * np.array([max(self.mean[FIXED], self.settings.floor_s), self.mean[SLOWNESS]])
-        covariance = self.covariance + np.diag(walk**2)
-        for part, widest in enumerate(_widest(self.settings, self.mean)):
-            variance = covariance[part, part]
-            if variance > widest**2:  # as if the part itself had been observed, so that correlations stay right
-                column = covariance[:, part] / variance
-                covariance = covariance - (variance - widest**2) * np.outer(column, column)
-        return replace(self, covariance=covariance)
+        settings, fixed_s, slowness, fixed, slow, both = self
+        step = settings.noise / settings.memory
+        walk_s, walk = step * max(fixed_s, settings.floor_s), step * slowness
+        fixed, slow = fixed + walk_s * walk_s, slow + walk * walk
+        # A part that is too uncertain is limited as if it had been observed, so that correlations stay right.
+        widest = max(settings.wide * fixed_s, settings.wide_fixed_s)
+        if (excess := fixed - widest * widest) > 0:
+            ratio = both / fixed
+            fixed, slow, both = fixed - excess, slow - excess * ratio * ratio, both - excess * ratio
+        widest = settings.wide * slowness
+        if (excess := slow - widest * widest) > 0:
+            ratio = both / slow
+            fixed, slow, both = fixed - excess * ratio * ratio, slow - excess, both - excess * ratio
+        return _State(settings, fixed_s, slowness, fixed, slow, both)
 
     def widened(self, part: int, amount: float, seconds: float) -> "_State":
         """Return the state with one part so uncertain that an observation is no surprise."""
-        covariance = self.covariance.copy()
-        scale = amount if part == SLOWNESS else 1.0
-        covariance[part, part] += (self.error_s(amount, seconds) / scale) ** 2
-        return replace(self, covariance=covariance)
+        error = self.error_s(amount, seconds) / (amount if part == SLOWNESS else 1.0)
+        if part == SLOWNESS:
+            return self._replace(slowness_variance=self.slowness_variance + error * error)
+        return self._replace(fixed_variance=self.fixed_variance + error * error)
 
     def updated(self, amount: float, seconds: float) -> "_State":
         """Return the state after an observation: the Kalman filter's update, and what keeps the states in range."""
-        row, noise = np.array([1.0, amount]), self.noise(amount, seconds)
-        gain = self.covariance @ row / (self.variance(amount) + noise)
-        rest = np.eye(2) - np.outer(gain, row)
-        # Joseph's form: rounding cannot make variances negative.
-        covariance = rest @ self.covariance @ rest.T + noise * np.outer(gain, gain)
-        fixed_s, slowness = (float(value) for value in self.mean + gain * self.error_s(amount, seconds))
+        settings, fixed_s, slowness, fixed, slow, both = self
+        noise = self.noise(amount, seconds)
+        whole = self.variance(amount) + noise
+        gain_s, gain = (fixed + both * amount) / whole, (both + slow * amount) / whole
+        # Joseph's form, (1 − K h) P (1 − K h)ᵀ + noise K Kᵀ: rounding cannot make variances negative.
+        a, b, c, d = 1.0 - gain_s, -gain_s * amount, -gain, 1.0 - gain * amount  # 1 − K h
+        top, top_right = a * fixed + b * both, a * both + b * slow  # (1 − K h) P
+        low, low_right = c * fixed + d * both, c * both + d * slow
+        fixed = top * a + top_right * b + noise * gain_s * gain_s
+        both = top * c + top_right * d + noise * gain_s * gain
+        slow = low * c + low_right * d + noise * gain * gain
+        error_s, before = seconds - (fixed_s + amount * slowness), slowness
+        fixed_s, slowness = fixed_s + gain_s * error_s, slowness + gain * error_s
         if fixed_s < 0:  # fixed seconds of 0 are given: what is likely of slowness then
-            slowness -= fixed_s * float(covariance[FIXED, SLOWNESS] / covariance[FIXED, FIXED])
+            slowness -= fixed_s * (both / fixed) if fixed > 0 else 0.0  # rounding may leave no variance
             fixed_s = 0.0
-        least = max(float(self.mean[SLOWNESS]) / self.settings.fastest_fall, 1 / self.settings.range)
-        slowness = min(max(slowness, least), self.settings.range)
-        mean = np.array([min(fixed_s, self.settings.longest_s), slowness])
-        return replace(self, mean=mean, covariance=covariance)
+        slowness = min(max(slowness, before / settings.fastest_fall, 1 / settings.range), settings.range)
+        return _State(settings, min(fixed_s, settings.longest_s), slowness, fixed, slow, both)
 
 
-def _widest(settings: AffineSettings, mean: FloatArray) -> FloatArray:
-    """Return the largest standard deviation of both states."""
-    return np.maximum(settings.wide * mean, [settings.wide_fixed_s, 0.0])
+def _initial(settings: AffineSettings, fixed_s: float, slowness: float) -> _State:
+    """Return a state of which little is known but a guess: as uncertain as any may be."""
+    widest_s, widest = max(settings.wide * fixed_s, settings.wide_fixed_s), settings.wide * slowness
+    return _State(settings, fixed_s, slowness, widest_s * widest_s, widest * widest, 0.0)
 
 
 def _explained(state: _State, surprises: Sequence[Observation], past: Sequence[Observation]) -> _State:
