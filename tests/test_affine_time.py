@@ -99,6 +99,14 @@ def test_the_rate_stays_when_messages_become_smaller() -> None:
         assert found.rate == pytest.approx(RATE, rel=0.2)
 
 
+@pytest.mark.parametrize("count", [3, 20, 60])
+def test_small_messages_that_pass_at_once_say_nothing_about_the_rate(count: int) -> None:
+    """A token bucket lets the first kilobytes pass at once: 5,120 bits at 1 Mbit/s take 1 ms instead of 5."""
+    found = steady(Link(1e6, 0.0), LARGE)
+    observe(found, Link(5e6, 0.0), [SMALL] * count)
+    assert found.rate == pytest.approx(1e6, rel=0.2)
+
+
 def test_large_messages_say_little_about_fixed_seconds() -> None:
     found = steady(Link(), LARGE, count=3000)
     assert found.fixed_s == pytest.approx(FIXED_S, rel=0.5)
@@ -287,6 +295,6 @@ def test_a_link_is_found_again_after_whatever_came(observations: list[tuple[floa
     for amount, seconds in observations:
         found.add(amount, seconds)
     link = Link(scatter=0.0)
-    observe(found, link, [SMALL, LARGE] * 60)
+    observe(found, link, [SMALL, LARGE] * 200)
     for amount in (SMALL, LARGE):
         assert 0.5 < found.predict_s(amount) / link.true_s(amount) < 2

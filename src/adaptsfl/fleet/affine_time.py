@@ -44,6 +44,10 @@ class AffineSettings:
         young: so many observations at first are believed at once: the initial states are guesses.
         clearly: a less likely explanation of a change has to fit past observations better by this factor.
         fastest_fall: one observation divides slowness at most by this: a subtraction that leaves almost 0 says little.
+        small: an amount is small if it is less than this part of the largest recent one. Buffers and token buckets let
+            the first bytes after a pause pass at once, so a small amount that takes less than the rate allows says
+            nothing about the rate.
+        contradictions: so many of these, with no larger amount between them, are believed.
         longest_s: longer observations count as this long: 12 days.
         range: slowness stays within this factor of the initial one, and amounts within it of one second's, so that no
             product overflows.
@@ -61,6 +65,8 @@ class AffineSettings:
     young: int = 3
     clearly: float = 2.0
     fastest_fall: float = 10.0
+    small: float = 0.1
+    contradictions: int = 100
     longest_s: float = 1e6
     range: float = 1e12
 
@@ -93,6 +99,8 @@ class AffineTime:
         self._surprises: list[Observation] = []
         self._recent: deque[tuple[Observation, bool]] = deque(maxlen=self.settings.memory)  # and whether it surprised
         self._missed = 0  # how many of these surprised
+        self._largest = 0.0  # the largest recent amount that took as long as predicted
+        self._contradictions = 0  # small amounts since then that took less than the rate allows
 
     @property
     def fixed_s(self) -> float:
@@ -119,6 +127,8 @@ class AffineTime:
         observation = self._scaled(amount), min(float(seconds), self.settings.longest_s)
         self._count += 1
         state = self._state.after_a_step()
+        if self._has_passed_at_once(state, observation):
+            return
         surprised = state.is_surprised_by(*observation)
         if self._is_hopeless_after(observation, surprised):
             self._restart()
@@ -169,6 +179,21 @@ class AffineTime:
         self._past = deque(recent, maxlen=self.settings.memory)
         self._count, self._surprises, self._missed = 0, [], 0
         self._recent.clear()
+
+    def _has_passed_at_once(self, state: "_State", observation: Observation) -> bool:
+        """Whether an amount was too small to contradict the rate, though it took less than the rate allows."""
+        amount, seconds = observation
+        if amount >= self.settings.small * self._largest:
+            if amount > 0 and not state.is_surprised_by(amount, seconds):
+                self._largest, self._contradictions = max(amount, self._largest), 0
+            return False
+        if seconds >= amount * state.slowness:
+            return False
+        self._contradictions += 1
+        if self._contradictions > self.settings.contradictions:
+            self._largest, self._contradictions = amount, 0
+            return False
+        return True
 
     def _apart_from(self, amount: float) -> list[Observation]:
         """Return the surprises of other amounts."""
@@ -253,13 +278,16 @@ class _State(NamedTuple):
         noise = self.noise(amount, seconds)
         whole = self.variance(amount) + noise
         gain_s, gain = (fixed + both * amount) / whole, (both + slow * amount) / whole
-        # Joseph's form, (1 − K h) P (1 − K h)ᵀ + noise K Kᵀ: rounding cannot make variances negative.
+        # Joseph's form, (1 − K h) P (1 − K h)ᵀ + noise K Kᵀ. Where amounts differ by many decades, rounding may still
+        # make a variance negative, or a covariance too large for its variances.
         a, b, c, d = 1.0 - gain_s, -gain_s * amount, -gain, 1.0 - gain * amount  # 1 − K h
         top, top_right = a * fixed + b * both, a * both + b * slow  # (1 − K h) P
         low, low_right = c * fixed + d * both, c * both + d * slow
-        fixed = top * a + top_right * b + noise * gain_s * gain_s
         both = top * c + top_right * d + noise * gain_s * gain
-        slow = low * c + low_right * d + noise * gain * gain
+        fixed = max(0.0, top * a + top_right * b) + noise * gain_s * gain_s
+        slow = max(0.0, low * c + low_right * d) + noise * gain * gain
+        most = math.sqrt(fixed * slow)
+        both = min(max(both, -most), most)
         error_s, before = seconds - (fixed_s + amount * slowness), slowness
         fixed_s, slowness = fixed_s + gain_s * error_s, slowness + gain * error_s
         if fixed_s < 0:  # fixed seconds of 0 are given: what is likely of slowness then

@@ -18,7 +18,7 @@ from adaptsfl.deploy.parties.relay import Delays, Relay
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
 
-BURST_BYTES, BURST_S = 5_000, 0.004  # what passes at once after a pause: the larger one; timers of kernels need the second
+BURST_BYTES, BURST_S = 1_600, 0.001  # what passes at once after a pause, the larger one: a packet, or what timers need
 QUEUE_S, QUEUE_BYTES = 0.3, 30_000  # what may wait in front of a bucket: the larger one
 UNLIMITED_BPS = 30e9  # faster than this machine: links beyond need no bucket
 EDGE_PORT, FED_PORT = 7001, 7002
