@@ -41,7 +41,7 @@ def opened(accounts: Accounts, now: float) -> Ledger:
 
 
 def arrival(came: float) -> Arrival:
-    header = wire.Activations(forward_s=FORWARD_S, backward_s=BACKWARD_S, downlink=RATE)
+    header = wire.Activations(forward_s=FORWARD_S, backward_s=BACKWARD_S, downlink=RATE, fetch_s=FETCH_S)
     return Arrival(header, torch.zeros(1), torch.zeros(1), RATE, TRANSFER_S, came)
 
 
@@ -51,7 +51,7 @@ def trained(accounts: Accounts, rounds: int) -> tuple[Ledger, dict[str, float], 
     ledger = opened(accounts, now)
     phases: dict[str, float] = {}
     for number in range(1, rounds + 1):
-        before = FETCH_S if number == 1 else LATENCY_S + TRANSFER_S + BACKWARD_S
+        before = LATENCY_S + FETCH_S if number == 1 else LATENCY_S + TRANSFER_S + BACKWARD_S
         came = now + before + FORWARD_S + LATENCY_S + TRANSFER_S
         now = came + TURN_S
         phases, _ = accounts.note_round(ledger, number, {0: arrival(came)}, 1.0, now, ALL)
@@ -84,16 +84,17 @@ def test_rounds_are_predicted_once_latency_was_seen(accounts: Accounts) -> None:
 
 
 def test_fetching_and_delivering_layers_are_measured_with_their_latency(accounts: Accounts) -> None:
-    upload_s = 0.2
+    delivered = wire.Delivered(backward_s=BACKWARD_S, upload_s=0.2)
+    fetch_s, upload_s = FETCH_S + LATENCY_S, 0.2 + LATENCY_S  # with the plan, and the word that all is delivered
     for _ in range(30):
         ledger, _, now = trained(accounts, 2)
-        learned = now + LATENCY_S + TRANSFER_S + BACKWARD_S
-        accounts.note_delivery(ledger, 0, learned + upload_s)
+        accounts.note_delivery(ledger, 0, delivered, now + LATENCY_S + TRANSFER_S + BACKWARD_S + upload_s)
         accounts.note_deliveries(ledger)
-    assert accounts.measured.transfer_s(0, "fed_downlink_bps", 8e3) == pytest.approx(FETCH_S, rel=0.15)
+    assert accounts.measured.transfer_s(0, "fed_downlink_bps", 8e3) == pytest.approx(fetch_s, rel=0.15)
     assert accounts.measured.transfer_s(0, "fed_uplink_bps", 8e3) == pytest.approx(upload_s, rel=0.15)
-    assert ledger.clock.seconds["b3"] == pytest.approx(FETCH_S, rel=0.15)
+    assert ledger.clock.seconds["b3"] == pytest.approx(fetch_s, rel=0.15)
     assert ledger.clock.seconds["b1"] == pytest.approx(upload_s, rel=0.15)
+    assert ledger.clock.seconds["a4"] == pytest.approx(2 * (LATENCY_S + TRANSFER_S), rel=0.15)
 
 
 def test_a_device_that_was_away_says_nothing_about_its_links(accounts: Accounts) -> None:

@@ -77,7 +77,22 @@ def test_latency_comes_from_ready_unless_no_link_has_it() -> None:
     )
     seen = fleet.fleet([0])
     assert seen.uplink_s[0] == pytest.approx(0.04, rel=1e-6)
-    assert (seen.downlink_s[0], seen.fed_uplink_s[0], seen.fed_downlink_s[0]) == (0.0, 0.0, 0.0)
+    assert (seen.downlink_s[0], seen.fed_downlink_s[0]) == (0.0, 0.0)
+    assert seen.fed_uplink_s[0] == pytest.approx(0.04, rel=1e-6)  # of the message that layers are delivered
+
+
+def test_layers_are_fetched_and_delivered_by_calls_that_are_answered() -> None:
+    """One way each to and from the fed server, and of a message from or to the edge server."""
+    fleet = measured()
+    fleet.ready(
+        0, ready(rates=Rates(uplink=1e6, uplink_s=0.01, downlink_s=0.02, fed_uplink_s=0.04, fed_downlink_s=0.08))
+    )
+    fleet.server_probed(1e6, 2e6, 0.003, 0.004)
+    seen = fleet.fleet([0])
+    assert seen.fed_uplink_s[0] == pytest.approx(0.04 + 0.08 + 0.01)
+    assert seen.fed_downlink_s[0] == pytest.approx(0.04 + 0.08 + 0.02)
+    assert (seen.server.to_fed_s, seen.server.from_fed_s) == pytest.approx((0.007, 0.007))
+    assert seen.server.averaging_s == pytest.approx(0.014)
 
 
 def test_a_link_that_was_not_probed_gets_its_rate_from_the_first_transfer() -> None:

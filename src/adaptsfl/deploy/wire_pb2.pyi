@@ -129,7 +129,7 @@ class Plan(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., block: _Optional[int] = ..., next_round: _Optional[int] = ..., last_round: _Optional[int] = ..., cut: _Optional[int] = ..., evaluate: _Optional[bool] = ..., estimate: _Optional[int] = ...) -> None: ...
 
 class Activations(_message.Message):
-    __slots__ = ("attempt", "round", "evaluation", "labels", "tensor", "forward_s", "backward_s", "downlink", "evaluation_batches", "estimation")
+    __slots__ = ("attempt", "round", "evaluation", "labels", "tensor", "forward_s", "backward_s", "downlink", "evaluation_batches", "estimation", "fetch_s")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Activations(_message.Message):
     DOWNLINK_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_BATCHES_FIELD_NUMBER: _ClassVar[int]
     ESTIMATION_FIELD_NUMBER: _ClassVar[int]
+    FETCH_S_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     round: int
     evaluation: bool
@@ -150,7 +151,8 @@ class Activations(_message.Message):
     downlink: float
     evaluation_batches: int
     estimation: bool
-    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., evaluation: _Optional[bool] = ..., labels: _Optional[_Union[TensorHeader, _Mapping]] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., downlink: _Optional[float] = ..., evaluation_batches: _Optional[int] = ..., estimation: _Optional[bool] = ...) -> None: ...
+    fetch_s: float
+    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., evaluation: _Optional[bool] = ..., labels: _Optional[_Union[TensorHeader, _Mapping]] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., downlink: _Optional[float] = ..., evaluation_batches: _Optional[int] = ..., estimation: _Optional[bool] = ..., fetch_s: _Optional[float] = ...) -> None: ...
 
 class Gradients(_message.Message):
     __slots__ = ("round", "tensor")
@@ -179,14 +181,18 @@ class Deliver(_message.Message):
     def __init__(self, attempt: _Optional[int] = ...) -> None: ...
 
 class Delivered(_message.Message):
-    __slots__ = ("attempt", "fed_uplink", "fed_downlink")
+    __slots__ = ("attempt", "fed_uplink", "fed_downlink", "backward_s", "upload_s")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FED_UPLINK_FIELD_NUMBER: _ClassVar[int]
     FED_DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_S_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     fed_uplink: float
     fed_downlink: float
-    def __init__(self, attempt: _Optional[int] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ...) -> None: ...
+    backward_s: float
+    upload_s: float
+    def __init__(self, attempt: _Optional[int] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ..., backward_s: _Optional[float] = ..., upload_s: _Optional[float] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("reason", "diverged")

@@ -139,6 +139,8 @@ class AffineTime:
                 self._surprises = self._apart_from(observation[0])
             self._past.append(observation)
             self._state = state.updated(*observation)
+            if observation[0] > self.settings.small * self._largest:
+                self._largest, self._contradictions = max(observation[0], self._largest), 0
 
     def _is_hopeless_after(self, observation: Observation, surprised: bool) -> bool:
         """Note whether an observation was a surprise; return whether too many of the last ones were."""
@@ -183,11 +185,7 @@ class AffineTime:
     def _has_passed_at_once(self, state: "_State", observation: Observation) -> bool:
         """Whether an amount was too small to contradict the rate, though it took less than the rate allows."""
         amount, seconds = observation
-        if amount >= self.settings.small * self._largest:
-            if amount > 0 and not state.is_surprised_by(amount, seconds):
-                self._largest, self._contradictions = max(amount, self._largest), 0
-            return False
-        if seconds >= amount * state.slowness:
+        if amount > self.settings.small * self._largest or seconds >= amount * state.slowness:
             return False
         self._contradictions += 1
         if self._contradictions > self.settings.contradictions:

@@ -177,7 +177,6 @@ class LocalFleet:
                 process.kill()
                 process.wait()
 
-
     @property
     def rounds(self) -> int:
         """The rounds up to the last averaging on record."""

@@ -106,9 +106,7 @@ def _enter(namespace: str) -> None:
         os.close(descriptor)
 
 
-async def _connect(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str, delays: Delays
-) -> None:
+async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str, delays: Delays) -> None:
     host, _, port = target.rpartition(":")
     try:
         answers, requests = await asyncio.open_connection(host, int(port))

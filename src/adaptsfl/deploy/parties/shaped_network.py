@@ -1,8 +1,8 @@
 """Links of given rates and delays on one machine: a network namespace for every party, joined by shaped cables.
 
-Every device has two cables, one to the edge server and one to the fed server, and a third one joins the servers. A token
-bucket (tc tbf) at each end of a cable limits the rate of what is sent there; relays add delays. All of it is removed at
-the end. Only root may make namespaces.
+Every device has two cables, one to the edge server and one to the fed server, and a third one joins the servers. A
+token bucket (tc tbf) at each end of a cable limits the rate of what is sent there; relays add delays. All of it is
+removed at the end. Only root may make namespaces.
 """
 
 import itertools
@@ -24,7 +24,7 @@ UNLIMITED_BPS = 30e9  # faster than this machine: links beyond need no bucket
 EDGE_PORT, FED_PORT = 7001, 7002
 # Networks, in namespaces of their own: devices with the edge server, devices with the fed server, the two servers.
 EDGE_HOST, FED_HOST, FED_FOR_EDGE = "10.91.0.1", "10.92.0.1", "10.93.0.2"
-REMEDY = "On Linux, as root (sudo) and with iproute2, links can be shaped; without --links they are as fast as this machine"
+REMEDY = "Run it on Linux, as root (sudo) and with iproute2; without --links, links are as fast as this machine"
 _numbers = itertools.count()
 
 
@@ -116,7 +116,7 @@ class ShapedNetwork:
     # --- changing it ---
 
     def shape(self, fleet: Fleet) -> None:
-        """Give all links the rates and fixed seconds of a fleet of as many devices; what is as before is not touched."""
+        """Give all links the rates and fixed seconds of a fleet of as many devices; only changes are carried out."""
         self.fleet, server = fleet, fleet.server
         for k, device in enumerate(fleet):
             name = self.namespace(f"device-{k + 1}")

@@ -65,6 +65,7 @@ class Held:
     learned: int = 0  # the last round whose gradients it applied
     evaluated: bool = False  # whether all test samples were sent
     fed_downlink: float = 0.0
+    fetch_s: float = 0.0
 
 
 class DeviceParty:
@@ -237,10 +238,12 @@ class DeviceParty:
 
     async def _fetch(self, plan: wire.Plan, fed: Calls) -> None:
         """Fetch the layers of a block."""
+        started = time.perf_counter()
         moved = await FedClient(fed, self.template).fetch(plan.attempt, 1, plan.cut)
         layers = [self.template.layer(number, state) for number, state in sorted(moved.states.items())]
         device, last = DeviceSide(layers), plan.last_round
         self.held = Held(plan.attempt, plan.block, last, plan.cut, plan.next_round, device, fed_downlink=moved.bps)
+        self.held.fetch_s = time.perf_counter() - started
         rounds = f"rounds {plan.next_round} to {last}" if plan.next_round <= last else "the end"
         self.say(f"block {plan.block}: {rounds}, cut {plan.cut}")
 
@@ -256,7 +259,7 @@ class DeviceParty:
         forward_s = time.perf_counter() - started
         header, parts = self._packed(activations, labels)
         header.round, header.forward_s, header.backward_s = round_, forward_s, self._backward_s
-        header.downlink = self._downlink
+        header.downlink, header.fetch_s = self._downlink, held.fetch_s
         held.pending = header, parts
         await write(stream, header, parts)
 
@@ -345,6 +348,7 @@ class DeviceParty:
         held = self._holding()
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
+        started = time.perf_counter()
         states = {number: layer.state() for number, layer in enumerate(held.device.layers, start=1)}
         try:
             await asyncio.to_thread(self.template.check, states)
@@ -355,7 +359,13 @@ class DeviceParty:
         moved = await retried(partial(FedClient(fed, self.template).deliver, attempt, self.party.name, states))
         if moved is None:
             return
-        delivered = wire.Delivered(attempt=attempt, fed_uplink=moved.bps, fed_downlink=held.fed_downlink)
+        delivered = wire.Delivered(
+            attempt=attempt,
+            fed_uplink=moved.bps,
+            fed_downlink=held.fed_downlink,
+            backward_s=self._backward_s,
+            upload_s=time.perf_counter() - started,
+        )
         await stream.write(wire.FromDevice(delivered=delivered))
 
     def _holding(self) -> Held:

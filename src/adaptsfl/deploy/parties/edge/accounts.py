@@ -6,6 +6,7 @@ from dataclasses import asdict
 import numpy as np
 
 from adaptsfl import latency
+from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.clock import ALL
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
@@ -37,7 +38,6 @@ class Accounts:
         present = tuple(sorted(arrivals))
         block.present.append(present)
         block.losses.append(loss)
-        block.headers |= {k: arrivals[k].header for k in present}
         block.bits += 2 * sum(8 * self.shapes.size(block.cuts[k]) for k in present)
         last = max(present, key=lambda k: arrivals[k].came)
         first = number == block.first_round
@@ -71,31 +71,35 @@ class Accounts:
         return {"a4": down_s, "a5": header.backward_s, "a1": header.forward_s, "a2": up_s}
 
     def _fetched(self, block: Ledger, device: int, arrival: Arrival) -> dict[str, float]:
-        """Return the seconds of a1, a2 and b3, from the plan to a device's first activations; measure its download.
+        """Return the seconds of b3, a1 and a2, from the plan to a device's first activations; measure its download.
 
-        Where devices evaluate the model first, how long they fetched it is not known, but as expected.
+        The plan's own latency is part of b3. A device that held the layers already does not say how long they took.
         """
-        bits, layer_bits = 8 * self.shapes.size(block.cuts[device]), self.layer_bits(block.cuts[device])
-        up_s = max(arrival.seconds, self.measured.transfer_s(device, "uplink_bps", bits))
-        passes = {"a1": arrival.header.forward_s, "a2": up_s}
-        if block.evaluates:
-            return passes | {"b3": self.measured.transfer_s(device, "fed_downlink_bps", layer_bits)}
-        fetch_s = arrival.came - block.clock.answered_at - sum(passes.values())
-        self.measured.transferred(device, "fed_downlink_bps", layer_bits, fetch_s)
-        return passes | {"b3": ALL}
+        header, bits = arrival.header, 8 * self.shapes.size(block.cuts[device])
+        layer_bits = self.layer_bits(block.cuts[device])
+        if header.fetch_s > 0:
+            fetch_s = self.latency_s(device, "downlink_bps") + header.fetch_s
+            self.measured.transferred(device, "fed_downlink_bps", layer_bits, fetch_s)
+        else:
+            fetch_s = self.measured.transfer_s(device, "fed_downlink_bps", layer_bits)
+        # Where devices evaluate the model as well, how long the upload took is not known, but as expected.
+        up_s = max(arrival.seconds, self.measured.transfer_s(device, "uplink_bps", bits)) if block.evaluates else ALL
+        return {"b3": fetch_s, "a1": header.forward_s, "a2": up_s}
 
-    def note_delivery(self, block: Ledger, device: int, now: float) -> None:
-        """Note that a device has delivered its layers; measure its upload, which begins once it has learned."""
-        block.delivered_last = device, now
+    def note_delivery(self, block: Ledger, device: int, delivered: wire.Delivered, now: float) -> None:
+        """Note that a device has delivered its layers; measure its upload, and the download of its last gradients."""
+        back = {"a5": delivered.backward_s, "b1": delivered.upload_s + self.latency_s(device, "uplink_bps")}
+        block.delivered_last = device, now, back
+        self.measured.transferred(device, "fed_uplink_bps", self.layer_bits(block.cuts[device]), back["b1"])
         if block.present and device in block.present[-1]:
-            upload_s = now - block.clock.answered_at - sum(self._back_s(block, device).values())
-            self.measured.transferred(device, "fed_uplink_bps", self.layer_bits(block.cuts[device]), upload_s)
+            down_s = now - block.clock.answered_at - sum(back.values())
+            self.measured.transferred(device, "downlink_bps", 8 * self.shapes.size(block.cuts[device]), down_s)
 
     def note_deliveries(self, block: Ledger) -> None:
         """Charge the time since the last gradients were sent, as the device that delivered last saw it."""
         if block.delivered_last is not None:
-            device, at = block.delivered_last
-            block.clock.passed(at, self.names[device], **self._back_s(block, device), b1=ALL)
+            device, at, back = block.delivered_last
+            block.clock.passed(at, self.names[device], **back, a4=ALL)
 
     def predicted(self, scene: Scene, cuts: Sequence[int]) -> dict[str, float]:
         """Return the seconds of every phase of one round and of one averaging, as the latency model predicts them."""
@@ -138,13 +142,6 @@ class Accounts:
         """Return the bits of the layers that a device with this cut delivers to the fed server."""
         return float(self.measured.nominal.client_model_bits[cut - 1])
 
-    def _back_s(self, block: Ledger, device: int) -> dict[str, float]:
-        """Return the seconds of the download and the backward pass after a device's last round, as expected.
-
-        A device reports them with its next activations, of which there are none before it delivers its layers.
-        """
-        header = block.headers.get(device)
-        if header is None:
-            return {}
-        bits = 8 * self.shapes.size(block.cuts[device])
-        return {"a4": self.measured.transfer_s(device, "downlink_bps", bits), "a5": header.backward_s}
+    def latency_s(self, device: int, link: str) -> float:
+        """Return how long the smallest message over a device's link is expected to take."""
+        return self.measured.transfer_s(device, link, 0.0)

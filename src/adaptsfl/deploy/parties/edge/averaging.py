@@ -52,7 +52,7 @@ class Averaging:
                 if states:
                     await asyncio.to_thread(self.fed.template.check, states)
                     moved = await self.fed.retry(lambda: self.fed.deliver(block.attempt, name, states))
-                    self.accounts.measured.server["to_fed_bps"].add(8 * moved.size, 8 * moved.size / moved.bps)
+                    block.own_bits, block.own_delivered_at = block.own_bits + 8 * moved.size, time.perf_counter()
         except BadMessage as error:  # the device's data made its layers unusable
             return events.OwnRefused(block.attempt, device, str(error))
         except NotNow:
@@ -62,6 +62,10 @@ class Averaging:
     async def average(self, block: Ledger, devices: Collection[int]) -> events.Event:
         """Have the fed server average the layers of these devices."""
         self.accounts.note_deliveries(block)
+        if block.own_bits:  # all of its deliveries together: they overlap
+            upload_s = block.own_delivered_at - block.clock.answered_at
+            self.accounts.measured.server["to_fed_bps"].add(block.own_bits, upload_s)
+            block.own_bits = 0.0
         block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
         weights, measured = self.roster.weights(devices), block.deepest if self.measure_divergence else 0
         try:

@@ -27,10 +27,10 @@ class Ledger:
         over: whether the block is over.
         averaged: the fed server's answer.
         evaluation: round, accuracy and loss of the model with which it began.
-        delivered_last: the last device to deliver, and when it did.
+        own_bits, own_delivered_at: layers that the edge server has delivered for devices, and when it did last.
+        delivered_last: the last device to deliver, when it did, and the seconds of its backward pass and its upload.
         evaluates: whether the model with which it began is evaluated.
         opened_s: how long the fed server took to open it.
-        headers: by device: the header of its last activations.
         present, losses: the devices and the loss of every round.
     """
 
@@ -51,13 +51,14 @@ class Ledger:
     over: bool = False
     averaged: Averaged | None = None
     evaluation: tuple[int, float, float] | None = None
-    delivered_last: tuple[int, float] | None = None
+    delivered_last: tuple[int, float, dict[str, float]] | None = None
     evaluates: bool = False
     opened_s: float = 0.0
-    headers: dict[int, wire.Activations] = field(default_factory=dict)
     present: list[tuple[int, ...]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     bits: float = 0.0
+    own_bits: float = 0.0
+    own_delivered_at: float = 0.0
 
     @property
     def last_round(self) -> int:

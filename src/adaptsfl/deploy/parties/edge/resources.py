@@ -59,10 +59,16 @@ class MeasuredFleet:
         self.__dict__.pop("costs", None)
         flops = self.batch_size * self.nominal.forward_flops[-1] / forward.sum()
         known = self.devices.setdefault(number, {"flops": AffineTime(min(float(flops), FASTEST_EVER))})
-        for name, fixed_name in LINKS.items():
-            rate = getattr(message.rates, name.removesuffix("_bps"))
-            fixed_s = getattr(message.rates, fixed_name)
-            self._probed(known, name, rate, fixed_s if 0 <= fixed_s <= LONGEST_S else 0.0)
+        one_way_s = {name: getattr(message.rates, fixed_name) for name, fixed_name in LINKS.items()}
+        one_way_s = {name: seconds if 0 <= seconds <= LONGEST_S else 0.0 for name, seconds in one_way_s.items()}
+        fixed_s = dict(one_way_s)
+        # Layers are delivered and fetched by calls, which are answered. Besides, a message tells the edge server that
+        # they are delivered, or the device what to fetch.
+        call_s = one_way_s["fed_uplink_bps"] + one_way_s["fed_downlink_bps"]
+        fixed_s["fed_uplink_bps"] = call_s + one_way_s["uplink_bps"]
+        fixed_s["fed_downlink_bps"] = call_s + one_way_s["downlink_bps"]
+        for name in LINKS:
+            self._probed(known, name, getattr(message.rates, name.removesuffix("_bps")), fixed_s[name])
 
     def _probed(self, known: dict[str, AffineTime], name: str, rate: float, fixed_s: float) -> None:
         """Add the rate and the fixed seconds of a link that was probed; a rate of 0 is too fast to be measured."""
@@ -102,9 +108,11 @@ class MeasuredFleet:
 
     def server_probed(self, to_fed_bps: float, from_fed_bps: float, to_fed_s: float, from_fed_s: float) -> None:
         """Add the rates and fixed seconds of the links between the two servers, as they were probed."""
-        for name, rate, fixed_s in (("to_fed_bps", to_fed_bps, to_fed_s), ("from_fed_bps", from_fed_bps, from_fed_s)):
+        call_s = to_fed_s + from_fed_s  # every call of the fed server is answered
+        for name, rate in (("to_fed_bps", to_fed_bps), ("from_fed_bps", from_fed_bps)):
             self.server.pop(name, None)
-            self._probed(self.server, name, rate, fixed_s)
+            self._probed(self.server, name, rate, call_s)
+        self.averaging = AffineTime(AVERAGED_BPS, 2 * call_s)  # two: a block is opened, and its layers are averaged
 
     def computed(self, number: int, cut: int, forward_s: float, backward_s: float) -> None:
         """Add the time that a device's layers took."""

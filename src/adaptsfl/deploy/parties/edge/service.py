@@ -9,7 +9,7 @@ import grpc
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.conductor import Conductor
-from adaptsfl.deploy.parties.edge.sessions import HELLO_S, MOST_SAMPLES, Arrival, Session
+from adaptsfl.deploy.parties.edge.sessions import HELLO_S, MOST_SAMPLES, Arrival, Session, check_seconds
 from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.security.identity import Party, require
 from adaptsfl.deploy.service import NotNow, Service, TooMuch
@@ -156,13 +156,14 @@ class EdgeService(Service):
 
     def _take_delivered(self, session: Session, delivered: wire.Delivered) -> None:
         block, ledger, number = self.protocol.block, self.executor.ledger, session.member.number
+        check_seconds(delivered.backward_s, delivered.upload_s)
         expected = self.protocol.expects(session.number, int(delivered.attempt))
         if expected and block is not None and block.closing and ledger is not None:
             accounts, now = self.conductor.accounts, time.perf_counter()
             bits = accounts.layer_bits(ledger.cuts[number])
             self.measured.device(number, bits, fed_downlink_bps=delivered.fed_downlink)
             self.measured.first_rates(number, bits, fed_uplink_bps=delivered.fed_uplink)
-            accounts.note_delivery(ledger, number, now)
+            accounts.note_delivery(ledger, number, delivered, now)
         self.executor.handle(events.Delivered(session.number, int(delivered.attempt)))
 
     def _take_failure(self, session: Session, failure: wire.Failure) -> None:

@@ -87,9 +87,7 @@ class Shapes:
 
     def check(self, header: wire.Activations, cut: int) -> None:
         """Reject tensors whose shape or type is not that of a mini-batch at this cut, and implausible times."""
-        for seconds in (header.forward_s, header.backward_s):
-            if not 0 <= seconds <= LONGEST_S:
-                raise BadMessage(f"a device computed for {seconds:g} s, 0 to {LONGEST_S:g} were expected")
+        check_seconds(header.forward_s, header.backward_s, header.fetch_s)
         samples = header.tensor.shape[0] if header.tensor.shape else 0
         if header.evaluation and header.estimation:
             raise BadMessage("activations came for an evaluation and an estimation at once")
@@ -103,6 +101,13 @@ class Shapes:
             samples = self.batch_size
         check_header(header.tensor, (samples, *self.activations[cut - 1]), self.wire_dtype)
         check_header(header.labels, (samples, *self.labels), "int64")
+
+
+def check_seconds(*reported: float) -> None:
+    """Reject times that no device can have measured."""
+    for seconds in reported:
+        if not 0 <= seconds <= LONGEST_S:
+            raise BadMessage(f"a device reported {seconds:g} s, 0 to {LONGEST_S:g} were expected")
 
 
 @dataclass(frozen=True)
