@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from adaptsfl.decisions import Decision
 from adaptsfl.deploy.parties.edge import conductor as conducting
 from adaptsfl.deploy.parties.edge.journal import Journal, RunProgress
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.status.board import Status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
-from adaptsfl.fleet import RATES, Fleet
+from adaptsfl.fleet import FIXED, RATES, Fleet, Server
 from adaptsfl.latency import PHASES
 from adaptsfl.runs.beliefs import UNMEASURED_INTERVAL, Calibrated
 from adaptsfl.runs.folder import RECORD, Run, read_run
@@ -225,6 +226,27 @@ def test_a_restarted_edge_server_believes_what_it_did_before(tmp_path: Path) -> 
 
     played(scenario())
     assert [block.interval for block in read_run(tmp_path / "edge").blocks] == [8, 8, 8, 12]
+
+
+def test_people_see_what_the_record_says_was_believed(tmp_path: Path) -> None:
+    """Of the last block: how rounds grow, and the resources of devices and servers; phases of both halves."""
+
+    async def scenario() -> Status:
+        async with deployed(tmp_path, None, TWO, "run.rounds=24", recipe=by("AsTrusted")) as here:
+            await here.finish(devices(here))
+            return here.conductor.board.status
+
+    status = asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    last = read_run(tmp_path / "edge").blocks[-1]
+    assert status.rounds_believed is not None
+    assert asdict(status.rounds_believed).items() <= last.estimates.items()
+    assert status.rounds_believed.averagings == 1
+    assert status.server == Server(**last.restart["server"])
+    for name in (*RATES, *FIXED):
+        shown = tuple(getattr(device.believed, name) for device in status.devices)
+        assert shown == last.resources.get(name, (0.0, 0.0))
+    assert [phase for phase, *_ in status.phases] == list(PHASES)
+    assert all(predicted == last.estimates["predicted"][phase] for phase, predicted, _ in status.phases)  # type: ignore[index]
 
 
 # --- what a policy is shown ---
