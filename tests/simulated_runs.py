@@ -119,8 +119,9 @@ def as_deployed(run: Run) -> Run:
         fixed = {name: tuple(0.001 * (k + block.block) for k in range(len(run.devices))) for name in FIXED}
         server = replace(run.server, turn_s=0.002 * block.block, averaging_s=0.003, averaging_bps=2e9)
         whole = {**block.estimates, "predicted": block.seconds, "averagings": block.block}
-        resources = {**block.resources, **fixed}
-        blocks.append(replace(block, resources=resources, restart={"server": asdict(server)}, estimates=whole))
+        work = {"forward_flops": run.costs.forward_flops, "backward_flops": run.costs.backward_flops}
+        kept = {"server": asdict(server), **work}
+        blocks.append(replace(block, resources={**block.resources, **fixed}, restart=kept, estimates=whole))
     return replace(run, blocks=tuple(blocks), real=True)
 
 

@@ -21,6 +21,7 @@ from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import FIXED, RATES, Fleet, Server
 from adaptsfl.latency import PHASES
+from adaptsfl.report.timeline import round_timeline
 from adaptsfl.runs.beliefs import UNMEASURED_INTERVAL, Calibrated
 from adaptsfl.runs.folder import RECORD, Run, read_run
 from adaptsfl.runs.record import Block
@@ -237,7 +238,11 @@ def test_people_see_what_the_record_says_was_believed(tmp_path: Path) -> None:
             return here.conductor.board.status
 
     status = asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
-    last = read_run(tmp_path / "edge").blocks[-1]
+    run = read_run(tmp_path / "edge")
+    last = run.blocks[-1]
+    timeline = round_timeline(run, last)
+    assert timeline is not None
+    assert timeline.server_s == pytest.approx(last.estimates["predicted"]["a3"])  # type: ignore[index]
     assert status.rounds_believed is not None
     assert asdict(status.rounds_believed).items() <= last.estimates.items()
     assert status.rounds_believed.averagings == 1

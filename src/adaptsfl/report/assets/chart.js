@@ -67,11 +67,11 @@ function ticks(low, high, count) {
   return Array.from({ length: last - first + 1 }, (_, k) => Number(((first + k) * step).toPrecision(12)));
 }
 
-/** Round numbers on a logarithmic axis. */
+/** Round numbers on a logarithmic axis: a few per decade, or one for several. */
 function decades(low, high) {
-  const factors = high / low > 100 ? [1] : [1, 2, 5];
+  const factors = high / low > 100 ? [1] : [1, 2, 5], step = Math.ceil(Math.log10(high / low) / 5);
   const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
-  return Array.from({ length: last - first + 1 }, (_, k) => factors.map((factor) => factor * 10 ** (first + k))).flat()
+  return Array.from({ length: last - first + 1 }, (_, k) => (k % step ? [] : factors.map((factor) => factor * 10 ** (first + k)))).flat()
     .filter((tick) => tick >= low && tick <= high);
 }
 
