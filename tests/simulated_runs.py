@@ -1,5 +1,6 @@
 """Experiments without training: folders as a simulation leaves them, clocked by our latency, learning by formula."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,10 @@ import numpy as np
 
 from adaptsfl.checks import IntArray
 from adaptsfl.costs import CutCosts
-from adaptsfl.fleet import FLEETS, RATES, Fleet
+from adaptsfl.fleet import FIXED, FLEETS, RATES, Fleet
 from adaptsfl.latency import PHASES, phase_times
 from adaptsfl.paper_costs import vgg16
-from adaptsfl.runs.folder import RECORD, append_block, write_run
+from adaptsfl.runs.folder import RECORD, Run, append_block, write_run
 from adaptsfl.runs.record import Block
 
 POLICIES = {"adaptsfl": "AdaptSFL", "rma+ms": "RMA+MS", "ma+rms": "MA+RMS", "rma+rms": "RMA+RMS"}
@@ -109,6 +110,19 @@ def simulated_blocks(costs: CutCosts, base: Fleet, policy: str, seed: int, count
             )
         )
     return blocks
+
+
+def as_deployed(run: Run) -> Run:
+    """The run as an edge server would have recorded it: real time, fixed seconds, servers measured block by block."""
+    blocks = []
+    for block in run.blocks:
+        fixed = {name: tuple(0.001 * (k + block.block) for k in range(len(run.devices))) for name in FIXED}
+        server = replace(run.server, turn_s=0.002 * block.block, averaging_s=0.003, averaging_bps=2e9)
+        whole = {**block.estimates, "predicted": block.seconds, "averagings": block.block}
+        work = {"forward_flops": run.costs.forward_flops, "backward_flops": run.costs.backward_flops}
+        kept = {"server": asdict(server), **work}
+        blocks.append(replace(block, resources={**block.resources, **fixed}, restart=kept, estimates=whole))
+    return replace(run, blocks=tuple(blocks), real=True)
 
 
 def present(fleet: Fleet, here: np.ndarray) -> Fleet:

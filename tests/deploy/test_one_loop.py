@@ -4,19 +4,26 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adaptsfl.config import load_recipe
+from adaptsfl.decisions import Decision
 from adaptsfl.deploy.parties.edge import conductor as conducting
 from adaptsfl.deploy.parties.edge.journal import Journal, RunProgress
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.status.board import Status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
+from adaptsfl.fleet import FIXED, RATES, Fleet, Server
 from adaptsfl.latency import PHASES
-from adaptsfl.runs.folder import RECORD, read_run
+from adaptsfl.report.timeline import round_timeline
+from adaptsfl.runs.beliefs import UNMEASURED_INTERVAL, Calibrated
+from adaptsfl.runs.folder import RECORD, Run, read_run
 from adaptsfl.runs.record import Block
 from adaptsfl.simulation.experiment import Experiment
 from deploy.in_process import PATIENCE_S, RECIPE, Deployment, deployed
@@ -157,6 +164,94 @@ def test_given_convergence_allows_any_interval(tmp_path: Path) -> None:
 
     played(scenario())
     assert [block.rounds for block in read_run(tmp_path / "edge").blocks] == [20]
+
+
+def believed(run: Run) -> list[dict[str, Any]]:
+    """What was believed about convergence when every block began."""
+    added = ("predicted", "measured")  # by the edge server, to every block
+    return [{key: value for key, value in block.estimates.items() if key not in added} for block in run.blocks]
+
+
+def test_intervals_and_cuts_adapt_as_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AdaptSFL with its default beliefs, on one fleet in both worlds: the losses are the same, so κ and plans are.
+
+    The edge server is told the simulated fleet's resources, so that plans do not depend on the seconds of this machine.
+    Averaging takes long in that fleet: plans are for more than the 5 rounds of the paper's mode.
+    """
+    links = ("fed_uplink", "fed_downlink", "server_to_fed", "server_from_fed")
+    changes = (
+        TWO,
+        "run.rounds=100",
+        "run.evaluate_every=100",
+        "fleet.redraw=[]",
+        "planner.allowed_cuts=[1, 2, 3, 4, 5]",
+    )
+    changes += tuple(f"fleet.{link}_mbps=20" for link in links)
+    file = tmp_path / "recipe.toml"
+    file.write_text(by("adaptsfl"))
+    (simulated,) = Experiment(load_recipe(file, changes), tmp_path / "simulated").execute()
+    rates = {name: np.array(simulated.blocks[0].resources[name]) for name in RATES}
+    fleet = Fleet(**rates, server=simulated.server, names=simulated.devices)
+    monkeypatch.setattr(MeasuredFleet, "fleet", lambda _measured, numbers: fleet.subset(numbers))
+    monkeypatch.setattr(MeasuredFleet, "costs", property(lambda measured: measured.nominal))
+
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, *changes, recipe=by("adaptsfl")) as here:
+            assert isinstance(here.conductor.loop.beliefs, Calibrated)
+            await here.finish(devices(here))
+
+    played(scenario())
+    real = read_run(tmp_path / "edge")
+    plans = [(block.interval, block.cuts, block.rounds) for block in real.blocks]
+    assert plans == [(block.interval, block.cuts, block.rounds) for block in simulated.blocks]
+    assert min(block.interval for block in real.blocks) > UNMEASURED_INTERVAL
+    assert len(set(plans)) > 2
+    for ours, theirs in zip(believed(real), believed(simulated), strict=True):
+        assert ours.pop("growth")["factors"] == pytest.approx(theirs.pop("growth")["factors"], rel=1e-3)
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    assert len({block.estimates["kappa"] for block in real.blocks}) > 2  # it learned
+
+
+def test_a_restarted_edge_server_believes_what_it_did_before(tmp_path: Path) -> None:
+    """Killed after three blocks; blocks are as long as is trusted, which is more than 5 rounds and grows."""
+    recipe, changes, plan = by("AsTrusted"), (TWO, "run.rounds=36"), Decision((3, 3), 12)
+
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, *changes, recipe=recipe) as here:
+            await crash_after(here, 24)
+            before = dict(here.conductor.loop.beliefs.data(plan))
+        async with deployed(tmp_path, None, *changes, recipe=recipe) as here:
+            await here.finish(devices(here))
+        assert before["averagings"] == 2
+        assert believed(read_run(tmp_path / "edge"))[-1] == before
+
+    played(scenario())
+    assert [block.interval for block in read_run(tmp_path / "edge").blocks] == [8, 8, 8, 12]
+
+
+def test_people_see_what_the_record_says_was_believed(tmp_path: Path) -> None:
+    """Of the last block: how rounds grow, and the resources of devices and servers; phases of both halves."""
+
+    async def scenario() -> Status:
+        async with deployed(tmp_path, None, TWO, "run.rounds=24", recipe=by("AsTrusted")) as here:
+            await here.finish(devices(here))
+            return here.conductor.board.status
+
+    status = asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    run = read_run(tmp_path / "edge")
+    last = run.blocks[-1]
+    timeline = round_timeline(run, last)
+    assert timeline is not None
+    assert timeline.server_s == pytest.approx(last.estimates["predicted"]["a3"])  # type: ignore[index]
+    assert status.rounds_believed is not None
+    assert asdict(status.rounds_believed).items() <= last.estimates.items()
+    assert status.rounds_believed.averagings == 1
+    assert status.server == Server(**last.restart["server"])
+    for name in (*RATES, *FIXED):
+        shown = tuple(getattr(device.believed, name) for device in status.devices)
+        assert shown == last.resources.get(name, (0.0, 0.0))
+    assert [phase for phase, *_ in status.phases] == list(PHASES)
+    assert all(predicted == last.estimates["predicted"][phase] for phase, predicted, _ in status.phases)  # type: ignore[index]
 
 
 # --- what a policy is shown ---

@@ -5,22 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from adaptsfl.costs import CutCosts
-from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.parties.edge.roster import Roster
 from adaptsfl.deploy.protocol import EdgeProtocol, events
 from adaptsfl.deploy.protocol.state import Rules
 from adaptsfl.deploy.status.board import Board, Status
-from adaptsfl.training.settings import OptimizerSettings
-
-COSTS = CutCosts(*([1e6, 2e6],) * 2, *([1e5, 1e4],) * 2, [1e5, 2e5])
 
 
 def roster(*, quorum: int = 2, by_size: bool = False, say: Callable[[str], None] = lambda _text: None) -> Roster:
     names = ["kitchen", "hall", "attic"]
-    measured = MeasuredFleet(COSTS, names, 8, OptimizerSettings())
     protocol = EdgeProtocol(names, Rules(quorum, 60.0))
-    return Roster(protocol, by_size=by_size, measured=measured, board=Board(Status("test", 0.0)), say=say)
+    return Roster(protocol, by_size=by_size, board=Board(Status("test", 0.0)), say=say)
 
 
 def connected(found: Roster, *numbers: int) -> None:

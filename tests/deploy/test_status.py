@@ -8,9 +8,13 @@ import threading
 import numpy as np
 import pytest
 
+from adaptsfl.config import AdaptConfig
+from adaptsfl.decisions import Decision
 from adaptsfl.deploy.status import board as status_module
-from adaptsfl.deploy.status.board import Board, DeviceStatus, Status, status_data
+from adaptsfl.deploy.status.board import Board, DeviceStatus, RoundsBelief, Status, status_data
+from adaptsfl.fleet import Device, Fleet, Server
 from adaptsfl.latency import PHASES
+from adaptsfl.runs.beliefs import Calibrated
 
 
 @pytest.fixture
@@ -87,18 +91,53 @@ def test_a_round_that_is_done_once_more_takes_back_those_after_it(board):
 
 def test_the_status_is_json(board):
     board.update(phases=(("a1", 0.5, None), ("b3", None, float("inf"))), round_s=np.float32(0.25), deepest=np.int64(3))
-    board.update_device("a", forward_s=float("nan"), uplink_bps=2e6)
+    board.update_device("a", forward_s=float("nan"), cut=2)
     board.add_loss(1, float("nan"))
     data = json.loads(json.dumps(status_data(board.status), allow_nan=False))
     assert data["losses"] == [[1, None]]
     assert data["devices"][0]["forward_s"] is None
-    assert data["devices"][0]["uplink_bps"] == 2e6
+    assert data["devices"][0]["cut"] == 2
     assert (data["round_s"], data["deepest"]) == (0.25, 3)
     assert data["phases"] == [
         {"phase": "a1", "title": PHASES["a1"], "predicted_s": 0.5, "measured_s": None},
         {"phase": "b3", "title": PHASES["b3"], "predicted_s": None, "measured_s": None},
     ]
     assert set(data) == {field.name for field in dataclasses.fields(Status)}
+
+
+SERVER = Server(3e10, to_fed_bps=2e9, from_fed_bps=1e9, turn_s=0.001, averaging_s=0.002, averaging_bps=4e9)
+ESTIMATES = Calibrated(4, AdaptConfig()).data(Decision((1, 3), 8))
+
+
+def test_what_is_believed_is_what_the_block_was_planned_with(board):
+    """All numbers of the fleet and of the loop's beliefs; a device that is away keeps what was last believed of it."""
+    both = Fleet.of([Device(name, 1e9, 2e6, 3e6, 4e6, 5e6, uplink_s=0.25) for name in ("a", "b")], SERVER)
+    board.update_device("a", rounds=2)
+    board.update_beliefs(ESTIMATES, both)
+    board.update_beliefs(ESTIMATES, both.subset([1]).scaled(2.0, "uplink_bps"))
+    data = json.loads(json.dumps(status_data(board.status), allow_nan=False))
+    assert data["rounds_believed"] == {key: value for key, value in ESTIMATES.items() if key != "growth"}
+    assert data["server"] == dataclasses.asdict(SERVER)
+    assert [device["believed"]["uplink_bps"] for device in data["devices"]] == [2e6, 4e6]
+    assert data["devices"][0]["believed"] == dataclasses.asdict(both.device(0))
+    assert data["devices"][0]["rounds"] == 2
+
+
+def test_where_kappa_is_not_estimated_nothing_is_believed_of_it(board):
+    board.update_beliefs(ESTIMATES, Fleet.of([Device("a", 1e9, 2e6, 3e6, 4e6, 5e6)], SERVER))
+    board.update_beliefs({"smoothness": 3.0}, Fleet.of([Device("a", 1e9, 2e6, 3e6, 4e6, 5e6)], SERVER))
+    assert board.status.rounds_believed is None
+    never = RoundsBelief.of(Calibrated(4, AdaptConfig()).data(Decision((1, 3), None, rounds=5)))
+    assert never is not None
+    assert (never.relative_rounds, never.averagings) == (None, 0)
+
+
+def test_phases_of_a_round_leave_those_of_an_averaging(board):
+    predicted = dict.fromkeys(PHASES, 1.0)
+    board.update_phases(predicted, {"b1": 2.0, "b3": 4.0})
+    board.update_phases(predicted, {"a5": 3.0})
+    board.update_phases({**predicted, "b3": 1.5}, {"b3": 5.0})
+    assert board.status.phases == (("a5", 1.0, 3.0), ("b1", 1.0, 2.0), ("b3", 1.5, 5.0))
 
 
 def test_threads_do_not_undo_each_others_changes(board):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,20 @@ from adaptsfl.deploy.status import server as status_server
 from adaptsfl.deploy.status.board import Board, Status
 from adaptsfl.deploy.status.server import StatusServer, page_text, serve_status
 from adaptsfl.errors import InvalidInput
+from adaptsfl.fleet import Device, Fleet, Server
 from browser import asked, dom, needs_chromium
 
 HOSTILE = "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">{{js}}\n\\"
+ROOT = Path(__file__).parents[2]
 PATHS = ("/", "/status.json", "/metrics")
+JETSON = Device(
+    "jetson", 2e9, 8e6, 16e6, 32e6, 64e6, forward_s=0.003, backward_s=0.003, uplink_s=0.02, fed_uplink_s=0.04
+)
+SERVER = Server(3e10, 2e9, 1e11, turn_s=0.001, to_fed_s=0.005, averaging_s=0.002, averaging_bps=4e9)
+ESTIMATES = {
+    **{"kappa": 0.15, "kappa_low": 0.02, "kappa_high": 1.2, "averagings": 4},
+    **{"relative_rounds": 1.25, "relative_rounds_low": 1.125, "relative_rounds_high": 2.5},
+}
 WAIT_S = 600.0  # only reached by a test that fails
 
 
@@ -31,11 +42,12 @@ def board() -> Board:
     board.update(round=120, block=7, interval=12, deepest=9, round_s=1.5, predicted_round_s=1.25)
     board.update(received_bytes=3_000_000, sent_bytes=4_000_000, received_bps=2e6, sent_bps=3e6)
     board.update(phases=(("a1", 0.5, 0.75), ("b3", None, 0.125)))
-    board.update_device("jetson", state="training", cut=9, round=120, rounds=118, forward_s=0.25, uplink_bps=8e6)
+    board.update_device("jetson", state="training", cut=9, round=120, rounds=118, forward_s=0.25)
     board.update_device("pi", state="away", violations=2, last_error="connection lost")
     for round in range(1, 121):
         board.add_loss(round, 2 - round / 100)
     board.add_evaluation(100, 0.625)
+    board.update_beliefs(ESTIMATES, Fleet.of([JETSON], SERVER))
     return board
 
 
@@ -122,7 +134,25 @@ def test_metrics(server):
     assert found["adaptsfl_device_rounds_total", "jetson"] == 118
     assert found["adaptsfl_device_violations_total", "pi"] == 2
     assert found["adaptsfl_device_forward_seconds", "jetson"] == 0.25
+
+
+def test_what_is_believed_is_in_the_metrics_under_documented_names(server):
+    found = metrics(server)
+    assert found["adaptsfl_device_flop_per_second", "jetson"] == 2e9
     assert found["adaptsfl_device_uplink_bits_per_second", "jetson"] == 8e6
+    assert found["adaptsfl_device_fed_downlink_bits_per_second", "jetson"] == 64e6
+    assert found["adaptsfl_device_forward_fixed_seconds", "jetson"] == 0.003
+    assert found["adaptsfl_device_fed_uplink_fixed_seconds", "jetson"] == 0.04
+    assert found["adaptsfl_server_flop_per_second",] == 3e10
+    assert found["adaptsfl_server_turn_fixed_seconds",] == 0.001
+    assert found["adaptsfl_server_to_fed_fixed_seconds",] == 0.005
+    assert found["adaptsfl_server_averaging_bits_per_second",] == 4e9
+    for name, ends in (("kappa", (0.02, 0.15, 1.2)), ("relative_rounds", (1.125, 1.25, 2.5))):
+        assert tuple(found[f"adaptsfl_believed_{name}", share] for share in ("0.1", "0.5", "0.9")) == ends
+    assert found["adaptsfl_believed_averagings",] == 4
+    documented = set(re.findall(r"`(adaptsfl_\w+)`", (ROOT / "docs" / "deploy.md").read_text()))
+    for name, *_ in found:
+        assert name.removesuffix("_total").removesuffix("_info") in documented, name
 
 
 def test_what_is_not_known_is_left_out_of_the_metrics(server):
@@ -368,6 +398,13 @@ def shown(text: str, id: str) -> str:
     return html.unescape(found.group(2) or found.group(4) or "")
 
 
+def cells(text: str, id: str) -> list[list[str]]:
+    """The text of a table, row by row."""
+    found = re.search(rf'<table id="{id}".*?</table>', text, re.DOTALL).group()
+    rows = re.findall("<tr.*?</tr>", found, re.DOTALL)
+    return [[cell.replace("&nbsp;", " ") for cell in re.findall(r"<t[hd][^>]*>([^<]*)<", row)] for row in rows]
+
+
 def no_fault(text: str) -> bool:
     return re.search(r'<p id="errors" role="alert" hidden=""></p>', text) is not None
 
@@ -390,14 +427,32 @@ def test_the_page_follows_its_server(board, tmp_path, scheme):
     assert (shown(text, "loss"), shown(text, "accuracy")) == ("0.8", "62.5 %")
     assert (shown(text, "interval"), shown(text, "deepest")) == ("12", "9")
     assert (shown(text, "received"), shown(text, "sent-note")) == ("2 Mbit/s", "sent, 4 MB in all")
-    devices = re.search(r'<table id="devices".*?</table>', text, re.DOTALL).group()
-    rows = [re.findall(r"<t[hd][^>]*>([^<]*)<", row) for row in re.findall("<tr.*?</tr>", devices, re.DOTALL)]
-    assert rows[1] == ["jetson", "training", "9", "118", "250 ms", "–", "8 Mbit/s", "–", "0", ""]
-    assert rows[2] == ["pi", "away", "–", "0", "–", "–", "–", "–", "2", "connection lost"]
+    rows = cells(text, "devices")
+    assert rows[1] == ["jetson", "training", "9", "118", "250 ms", "–", "0", ""]
+    assert rows[2] == ["pi", "away", "–", "0", "–", "–", "2", "connection lost"]
     assert len(rows[0]) == len(rows[1])
     phases = re.search(r'<table id="phases".*?</table>', text, re.DOTALL).group()
     assert "a1 client forward" in phases
     assert "1.50×" in phases
+    assert shown(text, "relative-rounds") == "1.25×"
+    expected = "rounds needed with I = 12, relative to I = 1, between 1.13 and 2.5"
+    assert shown(text, "relative-rounds-note") == expected
+    assert (shown(text, "kappa"), shown(text, "averagings")) == ("0.15", "4")
+    assert shown(text, "kappa-note").endswith("between 0.02 and 1.2")
+    processor, *links = [
+        "2 GFLOPS + 3 ms",
+        "8 Mbit/s + 20 ms",
+        "16 Mbit/s + 0 ms",
+        "32 Mbit/s + 40 ms",
+        "64 Mbit/s + 0 ms",
+    ]
+    assert cells(text, "believed")[1:] == [["jetson", processor, *links]]
+    assert cells(text, "servers")[1:] == [
+        ["edge server’s turn in a round", "30 GFLOPS", "1 ms"],
+        ["link from edge server to fed server", "2,000 Mbit/s", "5 ms"],
+        ["link from fed server to edge server", "100,000 Mbit/s", "0 ms"],
+        ["averaging at the fed server", "4,000 Mbit/s", "2 ms"],
+    ]
     assert text.count('<path class="loss"') == 2  # as it is, and smoothed
     assert "NaN" not in text
     assert "undefined" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
@@ -448,6 +503,8 @@ def test_nothing_is_known_yet(tmp_path):
     assert shown(text, "run") == "Unnamed run"
     for words in ("None has come yet.", "No round is done yet.", "Not evaluated yet.", "Nothing is measured yet."):
         assert f">{words}</p>" in text
+    assert shown(text, "believed-note") == "Nothing is planned yet."
+    assert re.search(r'<div id="resources" hidden="">', text)
     assert "NaN" not in text
 
 
@@ -456,6 +513,9 @@ def test_nothing_is_known_yet(tmp_path):
 def test_nothing_sticks_out(board, tmp_path, width):
     board.update(run="r" * 200, last_error="e" * 200, waiting_for="w" * 200)
     board.update_device("d" * 200, state="quarantined", cut=3, rounds=1234567, round=99, last_error="e" * 200)
+    board.update_beliefs(
+        ESTIMATES, Fleet.of([replace(JETSON, name="d" * 200, flops=9.876e14, backward_s=1.234)], SERVER)
+    )
     page = written(board, tmp_path)
     question = """
         const doc = page.document, root = doc.documentElement;

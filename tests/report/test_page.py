@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from adaptsfl.errors import InvalidInput
+from adaptsfl.fleet import FIXED, RATES
 from adaptsfl.latency import PHASES
 from adaptsfl.report.page import page_text, write_page
-from adaptsfl.report.page_data import MOST_COLUMNS, MOST_ROWS, page_data
+from adaptsfl.report.page_data import ESTIMATE_TITLES, MOST_COLUMNS, MOST_ROWS, RESOURCES, page_data
 from adaptsfl.runs.folder import find_runs
-from simulated_runs import write_simulated_run
+from simulated_runs import as_deployed, write_simulated_run
 
 MEGABYTE = 1_000_000
 
@@ -87,6 +88,48 @@ def test_only_scalar_estimates_are_shown_with_words_and_ranges(runs):
     assert [sorted(chart) for chart in charts] == [["high", "low", "title", "values"]] * 2 + [["title", "values"]]
     for low, value, high in zip(*(charts[0][key] for key in ("low", "values", "high")), strict=True):
         assert low <= value <= high
+
+
+def test_what_was_believed_of_the_fleet_is_shown_block_by_block(runs):
+    """In words and units; a device that was absent has no value, and the median is that of those present."""
+    run = runs[0]
+    fleet = page_data([run])["details"][0]["fleet"]
+    assert fleet["edges"] == pytest.approx([0.0, *(block.time_s for block in run.blocks)], rel=1e-4)
+    assert [one["title"] for one in fleet["resources"]] == ["processor", *(f"{link} server" for link in LINKS)]
+    uplink = fleet["resources"][1]
+    recorded = np.array([block.resources["uplink_bps"] for block in run.blocks]) / 1e6
+    assert uplink["unit"] == "Mbit/s"
+    np.testing.assert_allclose(np.array(uplink["lines"], dtype=float).T, recorded, rtol=1e-2)
+    assert uplink["quantiles"][2] == pytest.approx(np.nanmedian(recorded, axis=1), rel=1e-2)
+    assert np.isnan(recorded).any()
+
+
+LINKS = ("uplink to the edge", "downlink from the edge", "uplink to the fed", "downlink from the fed")
+
+
+def test_a_deployed_run_shows_all_that_it_believed(runs):
+    detail = page_data([as_deployed(runs[0])])["details"][0]
+    titles = [chart["title"] for chart in detail["estimates"]["charts"]]
+    assert titles[:3] == [ESTIMATE_TITLES[name] for name in ("relative_rounds", "kappa", "averagings")]
+    assert [one["title"] for one in detail["fleet"]["resources"]] == [title for title, *_ in RESOURCES.values()]
+    latency = next(one for one in detail["fleet"]["resources"] if one["title"].startswith("latency of the uplink"))
+    assert latency["lines"][2][:3] == pytest.approx([3.0, 4.0, 5.0])
+    turn, to_fed, from_fed, averaging = detail["fleet"]["servers"]["rows"]
+    assert turn["fixed_ms"] == pytest.approx([2.0, 24.0])
+    assert (to_fed["unit"], from_fed["fixed_ms"], averaging["rates"]) == ("Mbit/s", [0.0, 0.0], [2000.0, 2000.0])
+    assert set(RESOURCES) == {*RATES, *FIXED}
+
+
+def test_what_did_not_change_is_not_drawn_over_time(runs):
+    first = runs[0].blocks[0].resources
+    blocks = [
+        dataclasses.replace(block, resources={**block.resources, "flops": first["flops"]}) for block in runs[0].blocks
+    ]
+    processor, uplink, *_ = page_data([dataclasses.replace(runs[0], blocks=tuple(blocks))])["details"][0]["fleet"][
+        "resources"
+    ]
+    assert ("lines" in processor, "lines" in uplink) == (False, True)
+    assert processor["values"] == pytest.approx(np.array(first["flops"]) / 1e9, rel=1e-3)
 
 
 def test_a_large_experiment_stays_small(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from adaptsfl.report.page import write_page
 from adaptsfl.runs.folder import RUN, find_runs, write_run
 from browser import asked, chromium, dom, needs_chromium
-from simulated_runs import POLICIES, write_experiment, write_simulated_run
+from simulated_runs import POLICIES, as_deployed, write_experiment, write_simulated_run
 
 pytestmark = needs_chromium
 
@@ -26,6 +26,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def no_fault(text: str) -> bool:
     return re.search(r'<p id="errors" role="alert" hidden=""></p>', text) is not None
+
+
+def chosen_from(text: str, name: str) -> int:
+    return re.search(rf'<select id="{name}">(.*?)</select>', text, re.DOTALL).group(1).count("<option")
 
 
 def chart(text: str, name: str) -> str:
@@ -45,7 +49,8 @@ def test_every_chart_is_drawn(page, tmp_path, scheme):
     assert chart(text, "phases").count("<rect") >= len(POLICIES) * 5
     assert chart(text, "lanes").count("<path") == 5
     assert text.count('aria-pressed="true"') == len(POLICIES)
-    assert text.count("<option") == 2 * len(POLICIES)
+    assert chosen_from(text, "choose-run") == 2 * len(POLICIES)
+    assert chosen_from(text, "choose-device") == 1 + 20
     assert "NaN" not in text
     assert "undefined" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
 
@@ -112,6 +117,44 @@ def test_toggles_axis_run_and_block(page, tmp_path):
     assert "RMA+RMS, seed 1" in answers["run"]
     assert "does not ask" in answers["estimates"]
     assert answers["block"].startswith("One round of block 1,")
+
+
+@pytest.mark.parametrize(("width", "devices"), [(360, 3), (1280, 50)])
+def test_the_fleet_over_time(tmp_path, width, devices):
+    """A few devices are a line each, many are shares; one can be chosen; nothing sticks out."""
+    place = write_simulated_run(tmp_path / "adaptsfl-seed0", "adaptsfl", "AdaptSFL", 0, devices=devices, blocks=6)
+    write_page([as_deployed(run) for run in find_runs([place])], tmp_path / "report.html")
+    question = """
+        const doc = page.document, at = (id) => doc.getElementById(id);
+        const charts = () => [...at("charts-fleet").querySelectorAll("svg")];
+        const change = (id, value) => { at(id).value = value; at(id).dispatchEvent(new page.Event("change")); };
+        const label = (chart) => chart.getAttribute("aria-label");
+        const thick = () => charts()[3].querySelector(".ink").getAttribute("d");
+        const answers = { time: charts().map(label), median: thick() };
+        answers.paths = charts()[3].querySelectorAll("path").length;
+        const chart = charts()[3], seen = chart.getBoundingClientRect();
+        chart.dispatchEvent(new page.PointerEvent("pointermove", { clientX: seen.left + 80, clientY: seen.top + 40 }));
+        answers.tip = chart.parentElement.querySelector(".tip").textContent;
+        change("choose-device", "2");
+        answers.chosen = thick();
+        answers.note = at("fleet-time-note").textContent;
+        doc.querySelector("input[name=fleet][value=spread]").click();
+        answers.spread = charts().map(label);
+        answers.servers = at("server-table").textContent;
+        answers.wide = doc.documentElement.scrollWidth - doc.documentElement.clientWidth;
+        answers.faults = at("errors").textContent;
+        return answers;
+    """
+    answers = asked(tmp_path, tmp_path / "report.html", question, width=width)
+    assert (answers["faults"], answers["wide"]) == ("", 0)
+    assert len(answers["time"]) == len(answers["spread"]) == 11
+    assert re.match(r"uplink to the edge server over time, .*: between \d+(\.\d+)?\sMbit/s and", answers["time"][3])
+    assert answers["paths"] == (2 if devices <= 12 else 3)  # behind the thick line: devices, or two shares
+    assert re.match(r"block 1, planned after 0 smedian [\d.]+\sMbit/slowest .*highest ", answers["tip"])
+    assert answers["chosen"] != answers["median"]
+    assert answers["note"].endswith("the thick line is phone 2.")
+    assert answers["spread"][0].startswith("Histogram of processor over devices")
+    assert "averaging at the fed server" in answers["servers"]
 
 
 def test_pointer_and_arrow_keys_show_values(page, tmp_path):

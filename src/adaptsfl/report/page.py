@@ -131,7 +131,8 @@ def _predicted(runs: Sequence[Run]) -> str:
     if not rows:
         return ""
     note = '<p class="note">The latency model predicts each block from what was measured before it.</p>'
-    return f"<h3>Predicted and measured</h3>{table(PREDICTED_HEADINGS, rows)}{note}"
+    scrolled = '<div class="scroll" tabindex="0" role="region" aria-labelledby="h-predicted">'
+    return f'<h3 id="h-predicted">Predicted and measured</h3>{scrolled}{table(PREDICTED_HEADINGS, rows)}</div>{note}'
 
 
 def _runs(members: Sequence[Series], time: str) -> str:

@@ -1,13 +1,14 @@
 """The data of the page's charts: thinned, rounded and limited to what is shown, so that the page stays small."""
 
 import base64
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from adaptsfl.checks import FloatArray
-from adaptsfl.fleet import FIXED, RATES
+from adaptsfl.checks import FloatArray, IntArray
+from adaptsfl.fleet import FIXED
 from adaptsfl.latency import PHASES
 from adaptsfl.report.figures import mean_phase_s
 from adaptsfl.report.series import PHASE_COLOURS, Axis, Curve, Series, curve, group, points, thinned, time_word
@@ -18,21 +19,31 @@ from adaptsfl.runs.record import Block
 MOST_COLUMNS, MOST_ROWS = 300, 100  # of the heat map
 MOST_BARS, MOST_SEED_POINTS = 150, 150
 MOST_ROUNDS, MOST_LANES = 40, 40  # of the timelines
+MOST_TIMES, MOST_LINES = 40, 50  # of the fleet over time: blocks and devices
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)  # of the fleet over time
 MOST_DETAILS = 12  # with more runs, only the first seed of every policy has details
 BINS = 12
-RATE_TITLES = {
-    "flops": ("work", "FLOP/s"),
-    "uplink_bps": ("uplink", "bit/s"),
-    "downlink_bps": ("downlink", "bit/s"),
-    "fed_uplink_bps": ("uplink to the fed server", "bit/s"),
-    "fed_downlink_bps": ("downlink from the fed server", "bit/s"),
-    "forward_s": ("every forward pass, besides its work", "s"),
-    "backward_s": ("every backward pass, besides its work", "s"),
-    "uplink_s": ("every upload, besides its bits", "s"),
-    "downlink_s": ("every download, besides its bits", "s"),
-    "fed_uplink_s": ("every upload to the fed server, besides its bits", "s"),
-    "fed_downlink_s": ("every download from the fed server, besides its bits", "s"),
+# What is measured of a device: its title, its unit, and how much one unit is. Fixed times follow their rate.
+RESOURCES = {
+    "flops": ("processor", "GFLOPS", 1e9),
+    "forward_s": ("fixed time of a forward pass", "ms", 1e-3),
+    "backward_s": ("fixed time of a backward pass", "ms", 1e-3),
+    "uplink_bps": ("uplink to the edge server", "Mbit/s", 1e6),
+    "uplink_s": ("latency of the uplink to the edge server", "ms", 1e-3),
+    "downlink_bps": ("downlink from the edge server", "Mbit/s", 1e6),
+    "downlink_s": ("latency of the downlink from the edge server", "ms", 1e-3),
+    "fed_uplink_bps": ("uplink to the fed server", "Mbit/s", 1e6),
+    "fed_uplink_s": ("latency of the uplink to the fed server", "ms", 1e-3),
+    "fed_downlink_bps": ("downlink from the fed server", "Mbit/s", 1e6),
+    "fed_downlink_s": ("latency of the downlink from the fed server", "ms", 1e-3),
 }
+# Of the servers: title, rate with its unit, fixed seconds.
+SERVER_RESOURCES = (
+    ("edge server’s turn in a round", "flops", "GFLOPS", 1e9, "turn_s"),
+    ("link from edge server to fed server", "to_fed_bps", "Mbit/s", 1e6, "to_fed_s"),
+    ("link from fed server to edge server", "from_fed_bps", "Mbit/s", 1e6, "from_fed_s"),
+    ("averaging at the fed server", "averaging_bps", "Mbit/s", 1e6, "averaging_s"),
+)
 
 # A run's estimates of convergence, in the order in which the page shows them. The line is the estimate, the band its
 # interval of 80 %.
@@ -178,7 +189,13 @@ def _estimates(run: Run) -> dict[str, Any]:
             if end in ends:
                 chart[name] = _values(blocks, end)
         charts.append(chart)
-    return {"x": _numbers(np.array([block.time_s for block in blocks]), 6), "charts": charts}
+    return {"edges": _planned_s(run, thinned(len(run.blocks), MOST_BARS)), "charts": charts}
+
+
+def _planned_s(run: Run, indices: IntArray) -> list[float | None]:
+    """Return when these blocks were planned, which is when the ones before them ended, and the end of the run."""
+    ends = np.array([0.0, *(block.time_s for block in run.blocks)])
+    return _numbers(np.append(ends[indices], ends[-1]), 6)
 
 
 def _range_of(key: str) -> tuple[str, str]:
@@ -201,33 +218,72 @@ def _is_number(value: object) -> bool:
 
 
 def _fleet(run: Run) -> dict[str, Any]:
-    """Return the rates of every device, as means over blocks, and a histogram of each rate over the fleet."""
+    """Return what was measured of every device: over time, as means over blocks, and as histograms over the fleet."""
     rows = thinned(len(run.devices), MOST_ROWS)
-    rates = {name: _mean_rates(run, name) for name in (*RATES, *FIXED)}
+    times = thinned(len(run.blocks), MOST_TIMES)
+    resources = []
+    for name, (title, unit, scale) in RESOURCES.items():
+        values = _recorded(run, name) / scale
+        means = _means(values)
+        if np.isfinite(means).any():
+            shown = {"values": _numbers(means[rows], 4), **_histogram(means[np.isfinite(means)])}
+            resources.append({"title": title, "unit": unit, **shown, **_over_time(values, times)})
     return {
         "devices": [run.devices[row] for row in rows],
         "of": len(run.devices),
-        "rates": [
-            {
-                "title": RATE_TITLES[name][0],
-                "unit": RATE_TITLES[name][1],
-                "values": _numbers(values[rows], 4),
-                **_histogram(values[np.isfinite(values)]),
-            }
-            for name, values in rates.items()
-            if np.isfinite(values).any()
-        ],
+        "names": [run.devices[row] for row in thinned(len(run.devices), MOST_LINES)],
+        "edges": _planned_s(run, times),
+        "blocks": [run.blocks[k].block for k in times],
+        "of_blocks": len(run.blocks),
+        "resources": resources,
+        "servers": _servers(run),
     }
 
 
-def _mean_rates(run: Run, name: str) -> FloatArray:
-    size = len(run.devices)
-    recorded = [rates for block in run.blocks if len(rates := block.resources.get(name, ())) == size]
-    values = np.array(recorded, dtype=np.float64).reshape(-1, size)
+def _over_time(values: FloatArray, times: IntArray) -> dict[str, Any]:
+    """Return a resource of every device, or of some, when blocks were planned, and its `QUANTILES` over all devices.
+
+    Empty if nothing changed: then the means say it all.
+    """
+    first = values[np.argmax(np.isfinite(values), axis=0), np.arange(values.shape[1])]
+    if not np.nanmax(np.abs(values - first), initial=0.0) > 1e-6 * np.nanmax(np.abs(values)):
+        return {}
+    rows = thinned(values.shape[1], MOST_LINES)
+    present = [known[np.isfinite(known)] for known in values[times]]
+    shares = np.array([np.quantile(known, QUANTILES) if known.size else [np.nan] * len(QUANTILES) for known in present])
+    lines, quantiles = values[times][:, rows].T, shares.T
+    return {"lines": [_numbers(line, 3) for line in lines], "quantiles": [_numbers(line, 3) for line in quantiles]}
+
+
+def _recorded(run: Run, name: str) -> FloatArray:
+    """Return a resource by block and device: NaN where it is not known, 0 for fixed seconds that are 0 for all."""
+    size, known = len(run.devices), any(name in block.resources for block in run.blocks)
+    nothing = (0.0 if known and name in FIXED else np.nan,) * size
+    found = [block.resources.get(name, nothing) for block in run.blocks]
+    return np.array([row if len(row) == size else (np.nan,) * size for row in found], dtype=np.float64)
+
+
+def _means(values: FloatArray) -> FloatArray:
+    """Return the mean of every column, as far as it is known."""
     known = np.isfinite(values)
-    counts = known.sum(axis=0)
-    sums = np.where(known, values, 0.0).sum(axis=0)
+    counts, sums = known.sum(axis=0), np.where(known, values, 0.0).sum(axis=0)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _servers(run: Run) -> dict[str, Any]:
+    """Return the servers' resources: of a deployment, in its first and in its last block."""
+    recorded = [block.restart["server"] for block in run.blocks if "server" in block.restart]
+    servers = [recorded[0], recorded[-1]] if len(recorded) > 1 else recorded or [dataclasses.asdict(run.server)]
+    rows = []
+    for title, rate, unit, scale, fixed_s in SERVER_RESOURCES:
+        rates = np.array([server.get(rate) or np.nan for server in servers], dtype=np.float64) / scale
+        fixed_ms = 1e3 * np.array([server.get(fixed_s) or 0.0 for server in servers], dtype=np.float64)
+        if np.isfinite(rates).any() or fixed_ms.any():
+            rows.append({"title": title, "unit": unit, "rates": _numbers(rates, 3), "fixed_ms": _numbers(fixed_ms, 3)})
+    return {
+        "columns": ["in the first block", "in the last block"] if len(servers) > 1 else ["in the whole run"],
+        "rows": rows,
+    }
 
 
 def _histogram(values: FloatArray) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """The seconds of one round, device by device: computed from a block's record by the formulas of `latency`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptsfl import latency
 from adaptsfl.checks import FloatArray, IntArray
-from adaptsfl.fleet import FIXED, RATES, Fleet
+from adaptsfl.costs import CutCosts
+from adaptsfl.fleet import FIXED, RATES, Fleet, Server
 from adaptsfl.runs.folder import Run
 from adaptsfl.runs.record import Block
 
@@ -46,9 +47,10 @@ def round_timeline(run: Run, block: Block) -> Timeline | None:
     if not present.any():
         return None
     fixed = {name: np.array(block.resources[name])[present] for name in FIXED if name in block.resources}
-    fleet = Fleet(**dict(zip(RATES, rates[:, present], strict=True)), **fixed, server=run.server)
+    costs, server = _known(run, block)
+    fleet = Fleet(**dict(zip(RATES, rates[:, present], strict=True)), **fixed, server=server)
     cuts = np.array(block.cuts)[present]
-    given = (run.costs, fleet, cuts, run.batch_size)
+    given = (costs, fleet, cuts, run.batch_size)
     return Timeline(
         devices=np.flatnonzero(present),
         cuts=cuts,
@@ -58,3 +60,12 @@ def round_timeline(run: Run, block: Block) -> Timeline | None:
         backward_s=latency.client_backward_s(*given),
         server_s=float(latency.server_turn_s(*given)),
     )
+
+
+def _known(run: Run, block: Block) -> tuple[CutCosts, Server]:
+    """Return the costs and the server that a block was planned with: a deployment measures both while it runs."""
+    kept = block.restart
+    if "server" not in kept:
+        return run.costs, run.server
+    forward, backward = (np.array(kept[name]) for name in ("forward_flops", "backward_flops"))
+    return replace(run.costs, forward_flops=forward, backward_flops=backward), Server(**kept["server"])

@@ -41,6 +41,7 @@ class Order:
         present: the devices that take part, round by round, if known in advance; None for all devices of the scene.
         measure: whether to measure the paper's constants at the start of the last round, when copies differ most.
         final: whether the run ends with the last round, so that the model is evaluated after it in any case.
+        estimates: of convergence, as the record will show them.
     """
 
     decision: Decision
@@ -49,6 +50,7 @@ class Order:
     present: Present | None = None
     measure: bool = False
     final: bool = False
+    estimates: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def last_round(self) -> int:

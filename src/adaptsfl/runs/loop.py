@@ -91,7 +91,6 @@ class BlockLoop:
         asked_before, divergence = self._decider.asked, self._divergence
         standing = self._decision(scene)
         order = self._order(standing)
-        estimates = dict(self.beliefs.data(standing.decision)) if self.policy.estimates else {}
         trained = self.backend.train(order, scene)
         self._standing = Standing(standing.decision, scene.members, standing.left - order.rounds)
         self._learn(trained.learned, order)
@@ -103,7 +102,7 @@ class BlockLoop:
             "left": self._standing.left,
             "divergence": divergence,
         }
-        return self._record(order, scene, trained, estimates, restart)
+        return self._record(order, scene, trained, restart)
 
     def _decision(self, scene: Scene) -> Standing:
         """Return the last decision while rounds of it are left for the same devices, else the policy's next."""
@@ -146,7 +145,9 @@ class BlockLoop:
         decision, left = standing.decision, self.ending.rounds_left(self.rounds)
         rounds = min(standing.left, self.backend.block_rounds(decision))
         rounds = rounds if left is None else min(rounds, left)
-        return Order(decision, rounds, self.rounds + 1, measure=self._measurement_due(), final=rounds == left)
+        estimates = self.beliefs.data(decision) if self.policy.estimates else {}
+        measure, final = self._measurement_due(), rounds == left
+        return Order(decision, rounds, self.rounds + 1, measure=measure, final=final, estimates=estimates)
 
     def _learn(self, learned: Learned, order: Order) -> None:
         self._divergence = learned.divergence
@@ -154,9 +155,7 @@ class BlockLoop:
             self.beliefs.measured(learned.constants)
             self._measured_at = order.last_round
 
-    def _record(
-        self, order: Order, scene: Scene, trained: Trained, estimates: dict[str, Any], restart: dict[str, Any]
-    ) -> Block:
+    def _record(self, order: Order, scene: Scene, trained: Trained, restart: dict[str, Any]) -> Block:
         decision = order.decision
         return Block(
             block=self.blocks + 1,
@@ -172,7 +171,7 @@ class BlockLoop:
             bits=trained.bits,
             loss=float(np.mean(trained.learned.losses)),
             evaluations=trained.evaluations,
-            estimates={**estimates, **trained.estimates},
+            estimates={**order.estimates, **trained.estimates},
             resources=rates_seen(scene.fleet, scene.members, self.backend.devices),
             predicted_s=trained.predicted_s,
             measuring=CONSTANTS_COST if order.measure else 0,

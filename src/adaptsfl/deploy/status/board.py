@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from adaptsfl.fleet import Device, Fleet, Server
 from adaptsfl.latency import PHASES
 
 State = Literal["away", "waiting", "training", "late", "quarantined"]
@@ -26,7 +27,7 @@ class DeviceStatus:
         round: the last round in which it took part, 0 if none.
         rounds: the number of rounds in which it took part.
         forward_s, backward_s: its last measurements, None before the first.
-        uplink_bps, downlink_bps: measured and smoothed, None before the first measurement.
+        believed: its resources, as the last block in which it takes part was planned with; None before the first.
         violations: how often it broke the protocol.
     """
 
@@ -37,8 +38,7 @@ class DeviceStatus:
     rounds: int = 0
     forward_s: float | None = None
     backward_s: float | None = None
-    uplink_bps: float | None = None
-    downlink_bps: float | None = None
+    believed: Device | None = None
     violations: int = 0
     last_error: str = ""
 
@@ -46,6 +46,31 @@ class DeviceStatus:
     def present(self) -> bool:
         """Whether it can take part in training: it is neither away nor quarantined."""
         return self.state not in ("away", "quarantined")
+
+
+@dataclass(frozen=True)
+class RoundsBelief:
+    """How the rounds that training needs grow with the interval, as the record has it when a block begins.
+
+    Args:
+        kappa: κ, the estimate; it is between `kappa_low` and `kappa_high` eight times of ten.
+        averagings: how many averagings this was learned from; 0 for the prior alone.
+        relative_rounds: the rounds that the current plan needs, relative to I = 1, with the same range.
+    """
+
+    kappa: float
+    kappa_low: float
+    kappa_high: float
+    averagings: int
+    relative_rounds: float | None = None
+    relative_rounds_low: float | None = None
+    relative_rounds_high: float | None = None
+
+    @classmethod
+    def of(cls, estimates: Mapping[str, Any]) -> "RoundsBelief | None":
+        """Return the belief from a block's estimates; None where κ is not estimated."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name in estimates]
+        return cls(**{name: estimates[name] for name in names}) if "kappa" in estimates else None
 
 
 @dataclass(frozen=True)
@@ -62,7 +87,9 @@ class Status:
         evaluations: test accuracy (0 to 1) by round.
         round_s: the measured time of one round, smoothed, without the aggregation.
         predicted_round_s: the same time as `latency` predicts it.
-        phases: (a1 … b3, predicted seconds, measured seconds).
+        phases: (a1 … b3, predicted seconds, measured seconds): of the last round, and of the last averaging.
+        rounds_believed: how rounds grow with the interval; None before the first block, and where κ is not estimated.
+        server: the servers' resources, as the block was planned with; None before the first.
         waiting_for: what keeps the server from training, such as "2 of 4 devices"; empty while it trains.
     """
 
@@ -79,6 +106,8 @@ class Status:
     round_s: float | None = None
     predicted_round_s: float | None = None
     phases: tuple[tuple[str, float | None, float | None], ...] = ()
+    rounds_believed: RoundsBelief | None = None
+    server: Server | None = None
     received_bytes: int = 0
     sent_bytes: int = 0
     received_bps: float = 0.0
@@ -118,6 +147,19 @@ class Board:
             for name, fields in changes.items():
                 devices[name] = _changed(devices.get(name) or DeviceStatus(name), fields)
             self._status = dataclasses.replace(self._status, devices=tuple(devices.values()))
+
+    def update_beliefs(self, estimates: Mapping[str, Any], fleet: Fleet) -> None:
+        """Replace what is believed about convergence, the servers and these devices: those that a block is for."""
+        self.update(rounds_believed=RoundsBelief.of(estimates), server=fleet.server)
+        self.update_devices({device.name: {"believed": device} for device in fleet})
+
+    def update_phases(self, predicted_s: Mapping[str, float], measured_s: Mapping[str, float]) -> None:
+        """Replace the seconds of the phases that were measured."""
+        with self._writing:
+            rows = {row[0]: row for row in self._status.phases}
+            rows |= {phase: (phase, predicted_s[phase], seconds) for phase, seconds in measured_s.items()}
+            phases = tuple(rows[phase] for phase in PHASES if phase in rows)
+            self._status = dataclasses.replace(self._status, phases=phases)
 
     def add_loss(self, round: int, loss: float) -> None:
         """Add the training loss of a round."""

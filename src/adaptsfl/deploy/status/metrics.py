@@ -1,5 +1,6 @@
 """The status of a running edge server as Prometheus metrics, read from the board at every request."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import get_args
 
@@ -7,7 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from adaptsfl.deploy.status.board import Board, DeviceStatus, State, Status
+from adaptsfl.deploy.status.board import Board, DeviceStatus, RoundsBelief, State, Status
+from adaptsfl.fleet import FIXED, RATES, Server
+from adaptsfl.runs.beliefs import HIGH, LOW
 
 Rows = Iterable[tuple[tuple[str, ...], float | None]]  # label values and the metric's value; None is left out
 
@@ -21,7 +24,8 @@ class StatusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric that has a value."""
         status = self._board.status
-        for family in (*_of_run(status), *_of_devices(status.devices), *_of_phases(status)):
+        of_all = (_of_run(status), _of_devices(status.devices), _of_phases(status), _of_beliefs(status))
+        for family in (family for families in of_all for family in families):
             if family.samples:
                 yield family
 
@@ -64,8 +68,6 @@ def _of_devices(devices: Sequence[DeviceStatus]) -> Iterator[Metric]:
     yield _gauges("device_last_round", "The last round it took part in.", ((n, d.round) for n, d in named), each)
     yield _gauges("device_forward_seconds", "Its forward pass.", ((n, d.forward_s) for n, d in named), each)
     yield _gauges("device_backward_seconds", "Its backward pass.", ((n, d.backward_s) for n, d in named), each)
-    yield _gauges("device_uplink_bits_per_second", "From the device.", ((n, d.uplink_bps) for n, d in named), each)
-    yield _gauges("device_downlink_bits_per_second", "To the device.", ((n, d.downlink_bps) for n, d in named), each)
     yield _counter("device_rounds", "Rounds it took part in.", ((n, d.rounds) for n, d in named), each)
     yield _counter("device_violations", "Broken rules of the protocol.", ((n, d.violations) for n, d in named), each)
 
@@ -75,6 +77,44 @@ def _of_phases(status: Status) -> Iterator[Metric]:
     predicted = (((phase,), predicted_s) for phase, predicted_s, _ in status.phases)
     yield _gauges("phase_seconds", "A phase of a round (a) or aggregation (b) as measured.", measured, ("phase",))
     yield _gauges("predicted_phase_seconds", "The same as predicted.", predicted, ("phase",))
+
+
+def _of_beliefs(status: Status) -> Iterator[Metric]:
+    """Yield what the block was planned with: how rounds grow with the interval, and resources."""
+    if status.rounds_believed is not None:
+        yield from _of_rounds(status.rounds_believed)
+    named = [((_label(device.name),), device.believed) for device in status.devices if device.believed is not None]
+    for name in (*RATES, *FIXED):
+        values = ((label, getattr(device, name)) for label, device in named)
+        yield _gauges(f"device_{_in_words(name)}", f"Believed of the device: {_kind(name)}.", values, ("device",))
+    if status.server is not None:
+        for name in (field.name for field in dataclasses.fields(Server)):
+            of = "the averaging" if name.startswith("averaging") else "the edge server"
+            value = getattr(status.server, name)
+            yield _gauge(f"server_{_in_words(name)}", f"Believed of {of}: {_kind(name)}.", value)
+
+
+def _of_rounds(believed: RoundsBelief) -> Iterator[Metric]:
+    for name, help in (
+        ("kappa", "How much rounds grow with the interval."),
+        ("relative_rounds", "Rounds that the current plan needs, relative to an interval of 1."),
+    ):
+        ends = ((str(LOW), f"{name}_low"), ("0.5", name), (str(HIGH), f"{name}_high"))
+        rows = (((share,), getattr(believed, end)) for share, end in ends)
+        yield _gauges(f"believed_{name}", help, rows, ("quantile",))
+    yield _gauge("believed_averagings", "Averagings that this was learned from.", believed.averagings)
+
+
+def _in_words(name: str) -> str:
+    """Return the name of a metric of a resource: uplink_bps is uplink_bits_per_second."""
+    for end, words in (("flops", "flop_per_second"), ("_bps", "_bits_per_second"), ("_s", "_fixed_seconds")):
+        if name.endswith(end):
+            return name.removesuffix(end) + words
+    return name
+
+
+def _kind(name: str) -> str:
+    return "seconds besides the work or the bits" if name.endswith("_s") else "a rate besides the fixed seconds"
 
 
 def _gauge(name: str, help: str, value: float | None) -> Metric:

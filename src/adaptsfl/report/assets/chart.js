@@ -67,6 +67,14 @@ function ticks(low, high, count) {
   return Array.from({ length: last - first + 1 }, (_, k) => Number(((first + k) * step).toPrecision(12)));
 }
 
+/** Round numbers on a logarithmic axis: a few per decade, or one for several. */
+function decades(low, high) {
+  const factors = high / low > 100 ? [1] : [1, 2, 5], step = Math.ceil(Math.log10(high / low) / 5);
+  const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+  return Array.from({ length: last - first + 1 }, (_, k) => (k % step ? [] : factors.map((factor) => factor * 10 ** (first + k)))).flat()
+    .filter((tick) => tick >= low && tick <= high);
+}
+
 function extent(values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); }
@@ -94,7 +102,7 @@ function frame(host, { label, height, x, y, left = 46, right = 10, bottom = 38, 
   }
   if (x.title) back.append(svg("text", { x: width - right, y: height - 3, "text-anchor": "end" }, x.title));
   if (!y.bare) {
-    for (const tick of ticks(y.low, y.high, Math.max(3, (height - bottom) / 45))) {
+    for (const tick of y.ticks || ticks(y.low, y.high, Math.max(3, (height - bottom) / 45))) {
       if (y.whole && !Number.isInteger(tick)) continue;
       back.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: sy(tick), y2: sy(tick) }),
         svg("text", { x: left - 6, y: sy(tick) + 4, "text-anchor": "end" }, (y.write || digits)(tick)));

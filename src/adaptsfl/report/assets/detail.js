@@ -161,14 +161,19 @@ function drawLanes() {
   byId("lane-note").textContent = `Block ${now.block} as its plan saw it, with the resources measured when it began: ${seconds(now.length)} for a round. Gaps are waiting.${some}`;
 }
 
+/** For lines in steps: both edges of every block, and its value at both. What was believed holds until the next plan. */
+const held = (edges) => edges.slice(0, -1).flatMap((edge, k) => [edge, edges[k + 1]]);
+const twice = (values) => values.flatMap((value) => [value, value]);
+
 function drawEstimates() {
-  const { x, charts } = detail.estimates;
+  const { edges, charts } = detail.estimates;
   const host = byId("charts-estimates");
   if (!charts.length) {
     host.replaceChildren(html("p", { class: "note" }, "Nothing: this policy does not ask."));
     return;
   }
-  const end = x[x.length - 1] || 1;
+  const end = edges[edges.length - 1] || 1;
+  const x = held(edges);
   host.replaceChildren(...charts.map((chart) => html("div", {}, html("h4", {}, chart.title), html("div", { class: "chart" }))));
   charts.forEach((chart, index) => {
     const banded = chart.low && chart.high;
@@ -177,41 +182,110 @@ function drawEstimates() {
       label: `${chart.title} over ${data.time}, ${detail.label}`, height: 150, left: 52,
       x: { low: 0, high: end, ...timeAxis(end) }, y: { low: low > 0 && low < high / 2 ? 0 : low, high },
     });
-    if (banded) f.canvas.append(svg("path", { fill: colourOf(), opacity: 0.2, d: bandPath(f, x, chart.low, chart.high) }));
-    f.canvas.append(svg("path", { fill: "none", stroke: colourOf(), "stroke-width": 1.8, "stroke-linejoin": "round", d: linePath(f, x, chart.values) }));
+    if (banded) f.canvas.append(svg("path", { fill: colourOf(), opacity: 0.2, d: bandPath(f, x, twice(chart.low), twice(chart.high)) }));
+    f.canvas.append(svg("path", { fill: "none", stroke: colourOf(), "stroke-width": 1.8, "stroke-linejoin": "round", d: linePath(f, x, twice(chart.values)) }));
     tips(f, (px) => {
-      const k = nearest(x, f.value(px));
+      const k = Math.min(chart.values.length - 1, Math.max(0, edges.findIndex((edge) => edge > f.value(px)) - 1));
       const range = banded ? [`between ${digits(chart.low[k], 3)} and ${digits(chart.high[k], 3)}, eight times of ten`] : [];
-      return [seconds(x[k]), digits(chart.values[k], 4), ...range];
+      return [`planned after ${seconds(edges[k])}`, digits(chart.values[k], 4), ...range];
     }, { ruler: true });
   });
 }
 
+// ---- the fleet --------------------------------------------------------------------------------------------------
+
+const FLEET_COLOUR = "#5b8fb9";
+const MOST_SINGLE = 12; // of more devices, shares are shaded: single lines would hide each other
+const amount = (value, unit) => (value === null ? "–" : `${digits(value)}\u00a0${unit}`);
+const chosenDevice = () => Number(byId("choose-device").value) - 1; // -1 for the median
+
 function drawFleet() {
-  const { devices, of, rates } = detail.fleet;
-  byId("fleet-note").textContent = rates.length
-    ? `${of} devices as measured in “${detail.label}”; rates are means over its blocks.` : "No resources were recorded.";
-  const host = byId("charts-fleet");
-  host.replaceChildren(...rates.map((rate) => html("div", {}, html("h4", {}, rate.title), html("div", { class: "chart" }))));
-  rates.forEach((rate, index) => {
-    const [low, high] = [rate.edges[0], rate.edges[rate.edges.length - 1]];
-    const scale = [1e12, 1e9, 1e6, 1e3, 1].find((unit) => high >= unit) || 1;
-    const f = frame(host.children[index].lastChild, {
-      label: `Histogram of ${rate.title} over devices, from ${si(low, rate.unit)} to ${si(high, rate.unit)}`, height: 140, left: 30,
-      x: { low, high, scale, title: si(scale, rate.unit).replace(/^\S+ /, "") }, y: { low: 0, high: Math.max(1, ...rate.counts), whole: true },
-    });
-    const bars = rate.counts.map((count, k) => box(f.sx(rate.edges[k]) + 0.5, f.sy(count), f.sx(rate.edges[k + 1]) - f.sx(rate.edges[k]) - 1, f.sy(0) - f.sy(count)));
-    f.canvas.append(svg("path", { d: bars.join(""), fill: "#5b8fb9" }));
-    tips(f, (px) => {
-      const k = Math.min(rate.counts.length - 1, Math.max(0, rate.edges.findIndex((edge) => edge > f.value(px)) - 1));
-      return [`${rate.counts[k]} device${rate.counts[k] === 1 ? "" : "s"}`, `${si(rate.edges[k], rate.unit)} to ${si(rate.edges[k + 1], rate.unit)}`];
-    });
+  const { resources, of } = detail.fleet;
+  const changing = resources.filter((resource) => resource.lines);
+  const overTime = changing.length > 0 && chosen("fleet") === "time";
+  byId("fleet-note").textContent = resources.length
+    ? `${of} devices as measured in “${detail.label}”: what its plans were made with.` : "No resources were recorded.";
+  byId("fleet-controls").hidden = !changing.length;
+  byId("choose-device").closest("label").hidden = !overTime;
+  const host = byId("charts-fleet"), shown = overTime ? changing : resources;
+  host.replaceChildren(...shown.map(({ title, unit }) => html("div", {}, html("h4", {}, `${title}, ${unit}`), html("div", { class: "chart" }))));
+  shown.forEach((resource, index) => (overTime ? drawOverTime : drawSpread)(host.children[index].lastChild, resource));
+  byId("fleet-time-note").textContent = overTime ? timeNote(resources) : resources.length ? "How many devices have how much, on average over blocks." : "";
+  drawDeviceTable();
+  drawServerTable();
+}
+
+/** A resource of the fleet when blocks were planned: thin lines or shaded shares for devices, a thick line for one or the median. */
+function drawOverTime(host, { title, unit, lines, quantiles }) {
+  const { edges, names, blocks } = detail.fleet;
+  const end = edges[edges.length - 1] || 1;
+  const pick = chosenDevice(), median = quantiles[2];
+  const known = [...lines, ...quantiles].flat().filter((value) => value !== null);
+  const [lowest, highest] = extent(known), least = (lowest + highest) / 100; // so that noise does not look like a change
+  const [low, high] = highest - lowest < 2 * least ? [lowest - least, highest + least] : [lowest, highest];
+  // Devices may differ by decades, and the slow ones decide.
+  const logarithmic = Math.min(...known) > 0 && high > 4 * low;
+  const place = (value) => (value === null ? null : logarithmic ? Math.log10(value) : value);
+  const f = frame(host, {
+    label: `${title} over ${data.time}, ${detail.label}: between ${amount(low, unit)} and ${amount(high, unit)}`, height: 150, left: 52,
+    x: { low: 0, high: end, ...timeAxis(end) },
+    y: logarithmic ? { low: place(low), high: place(high), ticks: decades(low, high).map(place), write: (v) => digits(10 ** v) } : { low: low < high / 2 ? 0 : low, high },
   });
-  const cells = devices.map((name, k) => html("tr", {}, html("th", { scope: "row" }, name),
-    ...rates.map((rate) => html("td", {}, rate.values[k] === null ? "–" : si(rate.values[k], rate.unit)))));
-  byId("fleet-table").replaceChildren(html("table", {},
-    html("thead", {}, html("tr", {}, html("th", { scope: "col" }, devices.length < of ? `device (${devices.length} of ${of})` : "device"), ...rates.map((rate) => html("th", { scope: "col" }, rate.title)))),
-    html("tbody", {}, ...cells)));
+  const path = (values) => linePath(f, edges, values.map(place), true);
+  const x = held(edges), shade = (low, high) => bandPath(f, x, twice(low.map(place)), twice(high.map(place)));
+  const behind = lines.length <= MOST_SINGLE
+    ? [svg("path", { fill: "none", stroke: FLEET_COLOUR, "stroke-width": 1, opacity: 0.8, d: lines.map(path).join("") })]
+    : [[0, 4, 0.2], [1, 3, 0.35]].map(([low, high, opacity]) => svg("path", { fill: FLEET_COLOUR, opacity, d: shade(quantiles[low], quantiles[high]) }));
+  f.canvas.append(...behind, svg("path", { class: "ink", "stroke-width": 1.8, d: path(pick < 0 ? median : lines[pick]) }));
+  tips(f, (px) => {
+    const k = Math.min(blocks.length - 1, Math.max(0, edges.findIndex((edge) => edge > f.value(px)) - 1));
+    const there = lines.map((line, device) => [line[k], names[device]]).filter(([value]) => value !== null).sort((one, other) => one[0] - other[0]);
+    const ends = there.length ? [there[0], there[there.length - 1]].map(([value, name], which) => `${which ? "highest" : "lowest"} ${amount(value, unit)}, ${name}`) : [];
+    return [`block ${blocks[k]}, planned after ${seconds(edges[k])}`, ...(pick < 0 ? [] : [`${names[pick]}: ${lines[pick][k] === null ? "not there" : amount(lines[pick][k], unit)}`]),
+      `median ${amount(median[k], unit)}`, ...(there.length > 1 ? ends : [])];
+  }, { ruler: true });
+}
+
+function timeNote(resources) {
+  const { names, of, blocks, of_blocks: all } = detail.fleet;
+  const pick = chosenDevice(), single = names.length <= MOST_SINGLE;
+  const same = resources.filter((resource) => !resource.lines).map((resource) => resource.title);
+  return [`${single ? "Thin lines are devices" : "Shaded are all devices, and darker eight of ten"}; the thick line is ${pick < 0 ? "the median" : names[pick]}.`,
+    names.length < of ? `${names.length} of ${of} devices can be chosen.` : "", blocks.length < all ? `${blocks.length} of ${all} blocks are drawn.` : "",
+    same.length ? `Not drawn, for it did not change: ${same.join(", ")}.` : ""].filter(Boolean).join(" ");
+}
+
+function drawSpread(host, { title, unit, edges, counts }) {
+  const [low, high] = [edges[0], edges[edges.length - 1]];
+  const f = frame(host, {
+    label: `Histogram of ${title} over devices, from ${amount(low, unit)} to ${amount(high, unit)}`, height: 140, left: 30,
+    x: { low, high, title: unit }, y: { low: 0, high: Math.max(1, ...counts), whole: true },
+  });
+  const bars = counts.map((count, k) => box(f.sx(edges[k]) + 0.5, f.sy(count), f.sx(edges[k + 1]) - f.sx(edges[k]) - 1, f.sy(0) - f.sy(count)));
+  f.canvas.append(svg("path", { d: bars.join(""), fill: FLEET_COLOUR }));
+  tips(f, (px) => {
+    const k = Math.min(counts.length - 1, Math.max(0, edges.findIndex((edge) => edge > f.value(px)) - 1));
+    return [`${counts[k]} device${counts[k] === 1 ? "" : "s"}`, `${amount(edges[k], unit)} to ${amount(edges[k + 1], unit)}`];
+  });
+}
+
+function tableOf(headings, rows) {
+  return html("table", {}, html("thead", {}, html("tr", {}, ...headings.map((text) => html("th", { scope: "col" }, text)))),
+    html("tbody", {}, ...rows.map(([name, ...cells]) => html("tr", {}, html("th", { scope: "row" }, name), ...cells.map((text) => html("td", {}, text))))));
+}
+
+function drawDeviceTable() {
+  const { devices, of, resources } = detail.fleet;
+  const first = devices.length < of ? `device (${devices.length} of ${of})` : "device";
+  byId("fleet-table").replaceChildren(tableOf([first, ...resources.map((resource) => resource.title)],
+    devices.map((name, k) => [name, ...resources.map(({ values, unit }) => amount(values[k], unit))])));
+}
+
+function drawServerTable() {
+  const { columns, rows } = detail.fleet.servers;
+  const fixed = (value) => (value ? ` +\u00a0${amount(value, "ms")}` : "");
+  byId("server-table").replaceChildren(tableOf(["rate and fixed time", ...columns],
+    rows.map(({ title, unit, rates, fixed_ms: ms }) => [title, ...rates.map((rate, k) => (rate === null ? amount(ms[k], "ms") : amount(rate, unit) + fixed(ms[k])))])));
 }
 
 // ---- everything together ----------------------------------------------------------------------------------------
@@ -236,6 +310,7 @@ function chooseRun(index) {
   byId("run-name").textContent = `: ${detail.label}`;
   byId("choose-block").max = Math.max(0, detail.timelines.length - 1);
   byId("choose-block").value = Math.floor(detail.timelines.length / 2);
+  byId("choose-device").replaceChildren(...["median of all", ...detail.fleet.names].map((name, index) => html("option", { value: index }, name)));
 }
 
 for (const name of ["value", "axis"]) for (const input of document.getElementsByName(name)) input.addEventListener("change", () => draw([drawAccuracy]));
@@ -243,6 +318,7 @@ for (const input of document.getElementsByName("per")) input.addEventListener("c
 byId("choose-run").append(...data.details.map((entry, index) => html("option", { value: index }, entry.label)));
 byId("choose-run").addEventListener("change", (event) => { chooseRun(Number(event.target.value)); draw(details); });
 byId("choose-block").addEventListener("input", () => draw([drawLanes]));
+for (const input of [...document.getElementsByName("fleet"), byId("choose-device")]) input.addEventListener("change", () => draw([drawFleet]));
 if (detail) chooseRun(0);
 else for (const id of ["run", "fleet"]) byId(id).hidden = true;
 drawAll();

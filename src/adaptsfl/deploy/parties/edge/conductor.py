@@ -89,7 +89,7 @@ class Conductor:
         quorum = max(1, math.ceil(recipe.deploy.quorum * terms.devices))
         self.protocol = EdgeProtocol(terms.names, Rules(quorum, recipe.deploy.round_deadline_s))
         by_size = recipe.data is not None and recipe.data.weights == "size"
-        self.roster = Roster(self.protocol, by_size=by_size, measured=self.measured, board=self.board, say=say)
+        self.roster = Roster(self.protocol, by_size=by_size, board=self.board, say=say)
         self.fed = RetryingFedClient(fed, self.template, self.roster.wait_for)
         self.accounts = Accounts(terms.names, self.shapes, self.measured)
         settings, apart = terms.to_json(), self.policy.divergence
@@ -169,8 +169,10 @@ class Conductor:
         block = await self._opened(order.decision, order.rounds, scene)
         began_s = self.progress.seconds
         self._show_plan(block)
+        self.board.update_beliefs(order.estimates, scene.fleet)
         await self._carry_out(block, evaluate=evaluate)
         self._note(block)
+        self.board.update_phases(block.predicted, {phase: block.clock.seconds[phase] for phase in ("b1", "b2", "b3")})
         return self.accounts.trained(block, began_s, self.progress.seconds)
 
     async def _opened(self, decision: Decision, rounds: int, scene: Scene) -> Ledger:

@@ -362,9 +362,9 @@ class Executor:
             round=self.progress.rounds,
             round_s=_smoothed(before.round_s, round_s),
             predicted_round_s=predicted,
-            phases=tuple((phase, block.predicted[phase], seconds) for phase, seconds in phases.items()),
             waiting_for="",
         )
+        board.update_phases(block.predicted, phases)
         self.roster.show(range(len(members)))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.parties.edge.sessions import Member
 from adaptsfl.deploy.protocol import EdgeProtocol
 from adaptsfl.deploy.protocol.state import DeviceState
@@ -19,7 +18,6 @@ class Roster:
 
     Args:
         by_size: whether a device's weight in all means is its number of samples, or 1.
-        measured: their measured resources.
         board: the status that people see while the run goes on.
         say: called with every line for the log.
 
@@ -33,11 +31,10 @@ class Roster:
         protocol: EdgeProtocol,
         *,
         by_size: bool,
-        measured: MeasuredFleet,
         board: Board,
         say: Callable[[str], None],
     ) -> None:
-        self.protocol, self.by_size, self.measured, self.board, self.say = protocol, by_size, measured, board, say
+        self.protocol, self.by_size, self.board, self.say = protocol, by_size, board, say
         self.by_number = [Member(device.number, device.name) for device in protocol.devices]
         self.members = {member.name: member for member in self.by_number}
         self._changed = asyncio.Event()
@@ -97,8 +94,7 @@ class Roster:
         self.board.update_devices({self.by_number[device].name: self._shown(device) for device in devices})
 
     def _shown(self, number: int) -> dict[str, Any]:
-        device, member, known = self.protocol.devices[number], self.by_number[number], self.measured.devices.get(number)
-        rates = {} if known is None else {name: known[name].rate for name in ("uplink_bps", "downlink_bps")}
+        device, member = self.protocol.devices[number], self.by_number[number]
         return {
             "state": _state(device),
             "cut": device.cut or None,
@@ -108,7 +104,6 @@ class Roster:
             "backward_s": member.backward_s,
             "violations": device.violations,
             "last_error": device.last_error,
-            **rates,
         }
 
     def wait_for(self, what: str) -> None:

@@ -8,6 +8,8 @@ const known = (write) => (value) => (value === null || value === undefined ? "�
 const count = known((value) => value.toLocaleString("en"));
 const time = known(seconds);
 const rate = known((value) => si(value, "bit/s"));
+const per = (unit, scale) => known((value) => `${digits(value / scale)}\u00a0${unit}`);
+const flops = per("GFLOPS", 1e9), mbps = per("Mbit/s", 1e6), ms = per("ms", 1e-3);
 const size = (value) => si(value, "B");
 const last = (points) => (points.length ? points[points.length - 1] : [null, null]);
 
@@ -97,8 +99,6 @@ function drawDevices(now) {
     [count(device.rounds) + (device.rounds && device.round < now.round ? `\nlast ${count(device.round)}` : "")],
     [time(device.forward_s)],
     [time(device.backward_s)],
-    [rate(device.uplink_bps)],
-    [rate(device.downlink_bps)],
     [count(device.violations), device.violations ? "broken" : ""],
     [device.last_error],
   ]));
@@ -113,6 +113,45 @@ function drawTimes(now) {
   ]));
   byId("phases").hidden = !now.phases.length;
   write("phase-note", now.phases.length ? "a: in every round; b: in every aggregation. Ratio: how many times as long as predicted." : "Nothing is measured yet.");
+}
+
+// ---- what is believed -------------------------------------------------------------------------------------------
+
+function drawBelieved(now) {
+  const planned = now.server !== null;
+  write("believed-note", planned ? `Block ${count(now.block)} was planned with this. It is updated when a block begins.` : "Nothing is planned yet.");
+  byId("resources").hidden = !planned;
+  drawRounds(now, planned);
+  fill("believed", now.devices.filter((device) => device.believed).map(({ name, believed: its }) => [
+    [name],
+    [`${flops(its.flops)} + ${passes(its)}`],
+    ...["uplink", "downlink", "fed_uplink", "fed_downlink"].map((link) => [`${mbps(its[`${link}_bps`])} + ${ms(its[`${link}_s`])}`]),
+  ]));
+  const its = now.server;
+  if (planned) fill("servers", [
+    [["edge server’s turn in a round"], [flops(its.flops)], [ms(its.turn_s)]],
+    [["link from edge server to fed server"], [mbps(its.to_fed_bps)], [ms(its.to_fed_s)]],
+    [["link from fed server to edge server"], [mbps(its.from_fed_bps)], [ms(its.from_fed_s)]],
+    [["averaging at the fed server"], [mbps(its.averaging_bps)], [ms(its.averaging_s)]],
+  ]);
+}
+
+/** The fixed time of a pass: one number where both passes take the same. */
+const passes = (its) => (its.forward_s === its.backward_s ? ms(its.forward_s) : `${ms(its.forward_s)} forward, ${ms(its.backward_s)} back`);
+
+function drawRounds(now, planned) {
+  const its = now.rounds_believed;
+  byId("rounds-believed").hidden = its === null;
+  write("rounds-believed-note", its !== null ? "Each range holds eight times of ten. Estimated from the jumps of the training loss when copies are averaged."
+    : planned ? "Nothing is estimated: the recipe says how rounds grow, or this policy does not ask." : "");
+  if (its === null) return;
+  const range = (low, high) => (low === null ? "" : `, between ${digits(low)} and ${digits(high)}`);
+  write("relative-rounds", its.relative_rounds === null ? "–" : `${digits(its.relative_rounds)}×`);
+  write("relative-rounds-note", `rounds needed with I = ${count(now.interval)}, relative to I = 1${range(its.relative_rounds_low, its.relative_rounds_high)}`);
+  write("kappa", digits(its.kappa));
+  write("kappa-note", `κ, what drifting copies cost (0.02: little, 1: most)${range(its.kappa_low, its.kappa_high)}`);
+  write("averagings", count(its.averagings));
+  write("averagings-note", its.averagings ? "averagings that this was learned from" : "averagings seen so far: this is a first guess");
 }
 
 // ---- curves -----------------------------------------------------------------------------------------------------
@@ -169,7 +208,7 @@ function show() {
   const part = goneSince ? "not reachable" : shown.rounds_planned ? `${count(shown.round)} of ${count(shown.rounds_planned)}` : `round ${count(shown.round)}`;
   const title = `${part} – ${shown.run || "AdaptSFL edge server"}`;
   if (document.title !== title) document.title = title;
-  for (const draw of [drawHead, drawProgress, drawCards, drawDevices, drawTimes, drawCurves]) {
+  for (const draw of [drawHead, drawProgress, drawCards, drawDevices, drawTimes, drawBelieved, drawCurves]) {
     try { draw(shown); } catch (fault) { if (byId("errors").hidden) report(`${draw.name}: ${fault.message}`); }
   }
 }
