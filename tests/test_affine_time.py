@@ -245,6 +245,17 @@ def test_three_stalls_in_a_row_are_believed_and_forgotten_again() -> None:
     assert found.predict_s(LARGE) == pytest.approx(link.true_s(LARGE), rel=0.1)
 
 
+@pytest.mark.parametrize("scatter", [0.2, 0.5])
+def test_stalls_of_one_amount_do_not_make_all_seconds_fixed(scatter: float) -> None:
+    """Every fourth pass of one cut stalls: neither part can be told from the other, so both keep their shares."""
+    for seed in range(10):
+        link, rng = Link(scatter=scatter, seed=seed), np.random.default_rng(seed)
+        found = AffineTime(RATE, FIXED_S)
+        for _ in range(500):
+            found.add(LARGE, link.observed_s(LARGE) * (10.0 if rng.random() < 0.25 else 1.0))
+        assert 0.03 * RATE < found.rate < 10 * RATE, seed
+
+
 # --- whatever comes ---
 
 

@@ -9,6 +9,7 @@ floats: numpy takes several times as long for matrices of two rows.
 """
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple
 
 from adaptsfl import checks
 
+TINY_S = 1e-9  # shorter than anything that is measured
 FIXED, SLOWNESS = 0, 1  # indices of the two states
 
 Observation = tuple[float, float]  # amount, seconds
@@ -45,8 +47,8 @@ class AffineSettings:
         clearly: a less likely explanation of a change has to fit past observations better by this factor.
         fastest_fall: one observation divides slowness at most by this: a subtraction that leaves almost 0 says little.
         small: an amount is small if it is less than this part of the largest recent one. Buffers and token buckets let
-            the first bytes after a pause pass at once, so a small amount that takes less than the rate allows says
-            nothing about the rate.
+            the first bytes after a pause pass at once, so small amounts that take less than the rate allows are
+            ignored: they would make it look high.
         contradictions: so many of these, with no larger amount between them, are believed.
         longest_s: longer observations count as this long: 12 days.
         range: slowness stays within this factor of the initial one, and amounts within it of one second's, so that no
@@ -172,18 +174,24 @@ class AffineTime:
         self._past = deque([*kept, *alike], maxlen=self.settings.memory)
 
     def _restart(self) -> None:
-        """Draw the line through the smallest and the largest amount of the last observations, and begin with it."""
+        """Begin anew with what explains the last observations: a line, or both parts scaled if all have one amount."""
         recent = [observation for observation, _ in self._recent]
-        (small, short_s), (large, long_s) = min(recent), max(recent)
-        slope = (long_s - short_s) / (large - small) if large > small else 0.0
-        slowness = min(max(slope, 1 / self.settings.range), self.settings.range)
-        self._state = _initial(self.settings, max(0.0, short_s - small * slowness), slowness)
+        small, large = min(recent)[0], max(recent)[0]
+        if self._are_alike(small, large):  # nothing is known of a slope
+            factor = statistics.median(seconds / max(self._state.predict_s(a), TINY_S) for a, seconds in recent)
+            fixed_s, slowness = self._state.fixed_s * factor, self._state.slowness * factor
+        else:
+            short_s, long_s = (self._median_s(recent, amount) for amount in (small, large))
+            slowness = (long_s - short_s) / (large - small)
+            fixed_s = short_s - small * max(slowness, 0.0)
+        slowness = min(max(slowness, 1 / self.settings.range), self.settings.range)
+        self._state = _initial(self.settings, min(max(0.0, fixed_s), self.settings.longest_s), slowness)
         self._past = deque(recent, maxlen=self.settings.memory)
         self._count, self._surprises, self._missed = 0, [], 0
         self._recent.clear()
 
     def _has_passed_at_once(self, state: "_State", observation: Observation) -> bool:
-        """Whether an amount was too small to contradict the rate, though it took less than the rate allows."""
+        """Whether an amount took less than the rate allows, but is too small to contradict it."""
         amount, seconds = observation
         if amount > self.settings.small * self._largest or seconds >= amount * state.slowness:
             return False
@@ -192,6 +200,10 @@ class AffineTime:
             self._largest, self._contradictions = amount, 0
             return False
         return True
+
+    def _median_s(self, observations: Sequence[Observation], amount: float) -> float:
+        """Return the median seconds of about this amount."""
+        return statistics.median(seconds for other, seconds in observations if self._are_alike(other, amount))
 
     def _apart_from(self, amount: float) -> list[Observation]:
         """Return the surprises of other amounts."""

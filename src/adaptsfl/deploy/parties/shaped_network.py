@@ -1,8 +1,9 @@
 """Links of given rates and delays on one machine: a network namespace for every party, joined by shaped cables.
 
 Every device has two cables, one to the edge server and one to the fed server, and a third one joins the servers. A
-token bucket (tc tbf) at each end of a cable limits the rate of what is sent there; relays add delays. All of it is
-removed at the end. Only root may make namespaces.
+token bucket (tc tbf) at each end of a cable limits the rate of what is sent there; relays add delays. A bucket lets a
+packet pass at once after a pause, which would make small messages faster than the link: relays make up for it. All of
+it is removed at the end. Only root may make namespaces.
 """
 
 import itertools
@@ -18,8 +19,10 @@ from adaptsfl.deploy.parties.relay import Delays, Relay
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
 
-BURST_BYTES, BURST_S = 1_600, 0.001  # what passes at once after a pause, the larger one: a packet, or what timers need
-QUEUE_S, QUEUE_BYTES = 0.3, 30_000  # what may wait in front of a bucket: the larger one
+# The largest packets: small ones over slow links, where a large one would take long. A bucket holds one, or what comes
+# between two timers.
+SLOW_BPS, SMALL_PACKET, PACKET, LINK_HEADER, BURST_S = 5e6, 576, 1500, 32, 0.001
+QUEUE_S, QUEUE_BYTES = 0.3, 250_000  # what may wait in front of a bucket, the larger one: as in routers at home
 UNLIMITED_BPS = 30e9  # faster than this machine: links beyond need no bucket
 EDGE_PORT, FED_PORT = 7001, 7002
 # Networks, in namespaces of their own: devices with the edge server, devices with the fed server, the two servers.
@@ -45,6 +48,8 @@ class ShapedNetwork:
         self._hub = f"{self._mark}-hub"
         self.edge: Final = f"{EDGE_HOST}:{EDGE_PORT}"
         self.fed: Final = f"{FED_HOST}:{FED_PORT}"
+        slowest = min(float(rates.min()) for rates in (fleet.uplink_bps, fleet.downlink_bps, fleet.fed_uplink_bps))
+        self._packet = SMALL_PACKET if slowest < SLOW_BPS else PACKET
         self._made: list[str] = []
         self._shaped: dict[tuple[str, str], float] = {}  # by namespace and interface: the rate of its bucket
         self._relays: dict[str, Relay] = {}  # by server
@@ -98,7 +103,7 @@ class ShapedNetwork:
         )
         _run("ip", "-n", self._hub, "link", "set", port, "master", bridge, "up")
         _run("ip", "-n", name, "address", "add", address, "dev", interface)
-        _run("ip", "-n", name, "link", "set", interface, "up")
+        _run("ip", "-n", name, "link", "set", interface, "mtu", str(self._packet), "up")
 
     def _join_servers(self) -> None:
         """Lay the cable between the two servers."""
@@ -120,29 +125,27 @@ class ShapedNetwork:
         self.fleet, server = fleet, fleet.server
         for k, device in enumerate(fleet):
             name = self.namespace(f"device-{k + 1}")
-            self._limit(name, "eth0", device.uplink_bps)
-            self._limit(name, "eth1", device.fed_uplink_bps)
-            self._limit(self._hub, f"edge{k}", device.downlink_bps)
-            self._limit(self._hub, f"fed{k}", device.fed_downlink_bps)
-            self._delay("edge", f"device-{k + 1}", device.uplink_s, device.downlink_s)
-            self._delay("fed", f"device-{k + 1}", device.fed_uplink_s, device.fed_downlink_s)
-        self._limit(self.namespace("edge"), "eth1", server.to_fed_bps)
-        self._limit(self.namespace("fed"), "eth1", server.from_fed_bps)
-        self._delay("fed", "edge", server.to_fed_s, server.from_fed_s)
+            there_s = self._limited(name, "eth0", device.uplink_bps)
+            back_s = self._limited(self._hub, f"edge{k}", device.downlink_bps)
+            self._delay("edge", f"device-{k + 1}", device.uplink_s + there_s, device.downlink_s + back_s)
+            there_s = self._limited(name, "eth1", device.fed_uplink_bps)
+            back_s = self._limited(self._hub, f"fed{k}", device.fed_downlink_bps)
+            self._delay("fed", f"device-{k + 1}", device.fed_uplink_s + there_s, device.fed_downlink_s + back_s)
+        there_s = self._limited(self.namespace("edge"), "eth1", server.to_fed_bps)
+        back_s = self._limited(self.namespace("fed"), "eth1", server.from_fed_bps)
+        self._delay("fed", "edge", server.to_fed_s + there_s, server.from_fed_s + back_s)
 
-    def _limit(self, name: str, interface: str, bps: float) -> None:
-        if self._shaped.get((name, interface)) == bps:
-            return
-        where = ("tc", "-n", name, "qdisc")
-        if bps >= UNLIMITED_BPS:
-            if (name, interface) in self._shaped:
-                _run(*where, "delete", "dev", interface, "root")
-        else:
-            burst = max(BURST_BYTES, int(bps / 8 * BURST_S))
+    def _limited(self, name: str, interface: str, bps: float) -> float:
+        """Limit the rate of what is sent through an interface; return by how many seconds small messages are early."""
+        burst = max(self._packet + LINK_HEADER, int(bps / 8 * BURST_S))
+        if bps < UNLIMITED_BPS and self._shaped.get((name, interface)) != bps:
             queue = max(QUEUE_BYTES, int(bps / 8 * QUEUE_S)) + burst
             bucket = ("tbf", "rate", f"{max(8, round(bps))}bit", "burst", f"{burst}b", "limit", f"{queue}b")
-            _run(*where, "replace", "dev", interface, "root", *bucket)
+            _run("tc", "-n", name, "qdisc", "replace", "dev", interface, "root", *bucket)
+        elif bps >= UNLIMITED_BPS and self._shaped.get((name, interface), bps) < UNLIMITED_BPS:
+            _run("tc", "-n", name, "qdisc", "delete", "dev", interface, "root")
         self._shaped[name, interface] = bps
+        return 8 * burst / bps if bps < UNLIMITED_BPS else 0.0
 
     def _delay(self, server: str, party: str, there_s: float, back_s: float) -> None:
         delays = self._delays[server, party][1]
