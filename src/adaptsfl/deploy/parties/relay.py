@@ -66,7 +66,7 @@ class Relay:
     def _run(self, namespace: str | None, started: "Future[None]") -> None:
         try:
             if namespace is not None:
-                _enter(namespace)
+                enter_namespace(namespace)
         except OSError as error:
             started.set_exception(error)
             return
@@ -95,7 +95,7 @@ class Relay:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
 
-def _enter(namespace: str) -> None:
+def enter_namespace(namespace: str) -> None:
     """Move this thread into a network namespace; sockets belong to the one in which they are made."""
     descriptor = os.open(NAMESPACES / namespace, os.O_RDONLY)
     try:
