@@ -17,13 +17,13 @@ T = TypeVar("T")
 Failed = Callable[[Exception], None]
 
 
-class ComputingThread:
+class ComputingThread(ThreadPoolExecutor):
     """Computes with a model, one request after another, while the event loop goes on."""
 
     def __init__(self, edge_model: EdgeModel) -> None:
+        super().__init__(1, "compute")
         self.edge_model = edge_model
         self._arrived: list[tuple[int, Tensor, Failed]] = []  # activations that wait for the next work
-        self._thread = ThreadPoolExecutor(1, "compute")
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Return the result of some work; it is completed even if the caller is cancelled meanwhile."""
@@ -33,7 +33,7 @@ class ComputingThread:
             self._receive_all(arrived, loop)
             return work(*arguments)
 
-        return await asyncio.shield(loop.run_in_executor(self._thread, job))
+        return await asyncio.shield(loop.run_in_executor(self, job))
 
     def receive(self, device: int, activations: Tensor, failed: Failed) -> None:
         """Hand a device's activations to the model, before all work that is requested later.
@@ -43,7 +43,7 @@ class ComputingThread:
         """
         self._arrived.append((device, activations, failed))
         if self.edge_model.has_own_layers(device) or activations.numel() >= WORTH_A_JOB:
-            self._thread.submit(self._receive_all, self._take(), asyncio.get_running_loop())
+            self.submit(self._receive_all, self._take(), asyncio.get_running_loop())
 
     def _take(self) -> list[tuple[int, Tensor, Failed]]:
         arrived, self._arrived = self._arrived, []
@@ -55,7 +55,3 @@ class ComputingThread:
                 self.edge_model.receive(device, activations)
             except Exception as error:
                 loop.call_soon_threadsafe(failed, error)
-
-    def shut_down(self) -> None:
-        """Cancel all work that has not begun."""
-        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -125,7 +125,7 @@ class Executor:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        self._thread.shut_down()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, error: BaseException | None = None) -> None:
         """Wake up the caller that waits in `outcome`, or raise an error there."""
