@@ -1,6 +1,7 @@
-"""The least that gRPC needs for a round: four clients send bytes, and have them back when all four have sent.
+"""The least that gRPC needs for a round: clients send bytes, and have them back when all have sent.
 
-Started by benchmarks/deploy.py, every party as a process of its own; without torch, so that they start soon.
+Started by benchmarks/deploy.py, every party as a process of its own, and by benchmarks/many_devices.py, all clients in
+one process; without torch, so that they start soon.
 """
 
 import argparse
@@ -66,10 +67,15 @@ async def call(address: str, certs: Path, name: str, size: int) -> None:
             return
 
 
+async def call_all(address: str, certs: Path, clients: int, size: int) -> None:
+    """Be all clients, each with a connection of its own."""
+    await asyncio.gather(*(call(address, certs, f"device-{k + 1}", size) for k in range(clients)))
+
+
 def main() -> None:
     """Be one of the parties."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("party", help="edge, or a device's name")
+    parser.add_argument("party", help="edge, a device's name, or devices: all of them in one process")
     parser.add_argument("--address", required=True)
     parser.add_argument("--certs", type=Path, required=True)
     parser.add_argument("--out", type=Path, help="where the server writes seconds")
@@ -78,6 +84,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.party == "edge":
         asyncio.run(serve(options.address, options.certs, options.out, options.clients))
+    elif options.party == "devices":
+        asyncio.run(call_all(options.address, options.certs, options.clients, options.size))
     else:
         asyncio.run(call(options.address, options.certs, options.party, options.size))
 

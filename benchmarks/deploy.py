@@ -31,13 +31,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import torch
+from processes import Process, cpu_s, kill, memory_mb, send, take_turns, wait_until
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ from adaptsfl.models import build, split
 from adaptsfl.training.timing import time_layers
 
 DEVICES, BATCH_SIZE, CHANNELS = 4, 64, 128
-TURN_S, IDLE_S, START_S = 3.0, 10.0, 300.0
+TURN_S, IDLE_S = 3.0, 10.0
 PAYLOAD = BATCH_SIZE * CHANNELS * 8 * 8 * 4
 MODEL = "deploy:model"
 BARE = Path(__file__).with_name("bare_echo.py")
@@ -130,7 +129,7 @@ def measure_rounds(folder: Path, turns: int, console: Console) -> dict[str, Roun
         lines.append(f"{party}: {text}")
 
     fleet = Trusting(recipe, DEVICES, folder / "run", say, status_port=0, more=[])
-    bare: list[subprocess.Popen[Any]] = []
+    bare: list[Process] = []
     out = folder / "bare.json"
     try:
         fleet.start_all()
@@ -139,29 +138,21 @@ def measure_rounds(folder: Path, turns: int, console: Console) -> dict[str, Roun
         script += ["--out", str(out), "--clients", str(DEVICES), "--size", str(PAYLOAD)]
         for party in ("edge", *(f"device-{k + 1}" for k in range(DEVICES))):
             bare.append(subprocess.Popen([*script, party]))
-        _wait(lambda: any("edge: " in line and "block 2" in line for line in lines), "it did not begin", lines)
-        _wait(out.exists, "the bare server did not begin", lines)
-        sides: dict[str, list[subprocess.Popen[Any]]] = {"bare": bare, "deployed": list(fleet.processes.values())}
-        begun = {name: (_rounds_so_far(name, fleet, out), _cpu_s(*side)) for name, side in sides.items()}
-        for turn in range(2 * turns):
-            runs, waits = (sides["deployed"], bare) if turn % 2 else (bare, sides["deployed"])
-            _signal(waits, signal.SIGSTOP)
-            _signal(runs, signal.SIGCONT)
-            time.sleep(TURN_S)
-            console.print(f"turn {turn + 1} of {2 * turns}", style="dim")
-        _signal(bare, signal.SIGCONT)
+        wait_until(lambda: any("edge: " in line and "block 2" in line for line in lines), "it did not begin", lines)
+        wait_until(out.exists, "the bare server did not begin", lines)
+        sides: dict[str, list[Process]] = {"bare": bare, "deployed": list(fleet.processes.values())}
+        begun = {name: (_rounds_so_far(name, fleet, out), cpu_s(*side)) for name, side in sides.items()}
+        take_turns(sides, turns, TURN_S, lambda text: console.print(text, style="dim"))
         time.sleep(0.5)  # what was done is on disk
         found = {}
         for name, side in sides.items():
             (before, cpu_before), seconds = begun[name], _rounds_so_far(name, fleet, out)
             count = max(1, len(seconds) - len(before))
-            found[name] = Rounds(seconds[len(before) :], (_cpu_s(*side) - cpu_before) / count)
+            found[name] = Rounds(seconds[len(before) :], (cpu_s(*side) - cpu_before) / count)
         return found
     finally:
-        _signal([*bare, *fleet.processes.values()], signal.SIGCONT)
-        for process in bare:
-            process.kill()
-            process.wait()
+        kill(bare)
+        send([*fleet.processes.values()], signal.SIGCONT)
         fleet.stop()
 
 
@@ -170,20 +161,6 @@ def _rounds_so_far(name: str, fleet: LocalFleet, out: Path) -> list[float]:
         return [float(seconds) for seconds in json.loads(out.read_text())]
     record = (fleet.folder / "edge" / "record.jsonl").read_text().splitlines()
     return [s for line in record for s in json.loads(line)["estimates"]["measured"]["rounds_s"]]
-
-
-def _signal(processes: Sequence[subprocess.Popen[Any]], number: signal.Signals) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(number)
-
-
-def _wait(what: Callable[[], bool], otherwise: str, lines: list[str]) -> None:
-    deadline = time.monotonic() + START_S
-    while not what():
-        if time.monotonic() > deadline:
-            raise RuntimeError("\n".join([otherwise, *lines[-20:]]))
-        time.sleep(0.1)
 
 
 def compute_s() -> float:
@@ -209,26 +186,15 @@ def idle_device(folder: Path, seconds: float) -> dict[str, float]:
     try:
         for party in ("fed", "edge", "device-1"):
             fleet.start(party)
-        _wait(lambda: any("device-1: " in line and "ready" in line for line in lines), "it did not join", lines)
+        wait_until(lambda: any("device-1: " in line and "ready" in line for line in lines), "it did not join", lines)
         time.sleep(2.0)
         device = fleet.processes["device-1"]
-        before = _cpu_s(device)
+        before = cpu_s(device)
         time.sleep(seconds)
-        lines_of = Path(f"/proc/{device.pid}/status").read_text().splitlines()
-        status = dict(line.split(":", 1) for line in lines_of)
-        rss, anonymous = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))
-        return {"rss_mb": rss, "private_mb": anonymous, "cpu_share": (_cpu_s(device) - before) / seconds}
+        rss, anonymous = memory_mb(device)
+        return {"rss_mb": rss, "private_mb": anonymous, "cpu_share": (cpu_s(device) - before) / seconds}
     finally:
         fleet.stop()
-
-
-def _cpu_s(*processes: subprocess.Popen[Any]) -> float:
-    """Return the CPU seconds that processes have had so far, all together."""
-    total = 0
-    for process in processes:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
 
 
 # --- results ---

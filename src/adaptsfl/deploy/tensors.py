@@ -83,4 +83,4 @@ def unpack(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
 
 def all_finite(tensor: Tensor) -> bool:
     """Whether a tensor contains neither NaN nor infinity; a finite sum shows it fast, but a sum may overflow."""
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())

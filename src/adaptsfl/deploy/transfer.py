@@ -75,10 +75,11 @@ def parser(kind: Any) -> Callable[[bytes], Any]:
     tag = _chunk_tag(kind)
 
     def parse(data: bytes) -> Any:
-        for size in range(2, 5):  # the length of the chunk takes up to four bytes
-            length = len(data) - 1 - size
-            if length > 0 and data.startswith(tag + _varint(length)) and len(_varint(length)) == size:
-                return Chunk((memoryview(data)[1 + size :],))
+        if data.startswith(tag):
+            for size in range(2, 5):  # the length of the chunk takes up to four bytes
+                length = len(data) - 1 - size
+                if length > 0 and data.startswith(found := _varint(length), 1) and len(found) == size:
+                    return Chunk((memoryview(data)[1 + size :],))
         return kind.FromString(data)
 
     return parse if tag else kind.FromString

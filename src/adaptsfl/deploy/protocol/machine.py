@@ -54,6 +54,7 @@ class EdgeProtocol(State):
 
     def handle(self, event: events.Event, now: float) -> list[Action]:
         """Handle an event; return the actions to carry out, in this order."""
+        self.only_arrived = False
         if not isinstance(event, events.DeadlinePassed):
             TRANSITIONS[type(event)](self, event, now)
         self.wake_at = math.inf

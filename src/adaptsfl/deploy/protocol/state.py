@@ -114,6 +114,8 @@ class Round:
         awaited: devices that the round has waited for at some time.
         early: connections that have sent activations of the next round while this one is being trained.
         lost: devices that have lost their layers since training began; a repeated training leaves them out.
+        watched: one of the devices that it waits for, None if there is none: until that one sends, nobody has to look
+            at the others. Every event but an arrival makes the protocol look at all of them again.
     """
 
     number: int
@@ -123,6 +125,7 @@ class Round:
     training: bool = False
     early: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
+    watched: int | None = None
 
     def leave_out(self, device: int) -> None:
         """Drop the activations that a device sent before it lost its layers."""
@@ -284,6 +287,7 @@ class State:
     Attributes:
         rounds: the number of rounds trained.
         wake_at: when the caller hands in `DeadlinePassed` if no other event comes before.
+        only_arrived: whether the current event has changed nothing but that one more device's activations are here.
     """
 
     def __init__(self, names: Sequence[str], rules: Rules) -> None:
@@ -294,6 +298,7 @@ class State:
         self.shutdown: Shutdown | None = None
         self.rounds = 0
         self.wake_at = math.inf
+        self.only_arrived = False
         self.actions: list[Action] = []
 
     def emit(self, *actions: Action) -> None:

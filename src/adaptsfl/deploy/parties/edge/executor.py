@@ -9,7 +9,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.averaging import Averaging
 from adaptsfl.deploy.parties.edge.clock import ALL
+from adaptsfl.deploy.parties.edge.computing import ComputingThread
 from adaptsfl.deploy.parties.edge.journal import RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
@@ -61,6 +61,7 @@ class Executor:
         self.protocol, self.roster, self.edge_model, self.accounts = roster.protocol, roster, edge_model, accounts
         self.shapes: Shapes = accounts.shapes
         self.settings = settings
+        self._thread = ComputingThread(edge_model)
         own_layers = self._own_layers
         self.averaging = Averaging(roster, fed, accounts, own_layers, measure_divergence)
         self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.compute)
@@ -73,9 +74,9 @@ class Executor:
         self._events: deque[events.Event] = deque()
         self._handling = False
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_at = math.inf  # the time for which it is set
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[None] | None = None  # of the block, or of the shutdown
-        self._thread = ThreadPoolExecutor(1, "compute")
 
     # --- events ---
 
@@ -98,14 +99,18 @@ class Executor:
 
     def tick(self) -> None:
         """Let the protocol check its deadlines."""
+        self._timer, self._wake_at = None, math.inf
         self.handle(events.DeadlinePassed())
 
     def _set_timer(self) -> None:
+        if self.protocol.wake_at == self._wake_at:
+            return  # most events change no deadline
         if self._timer is not None:
             self._timer.cancel()
-        left, self._timer = self.protocol.wake_at - time.monotonic(), None
-        if left < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self.tick)
+        self._wake_at, self._timer = self.protocol.wake_at, None
+        if self._wake_at < math.inf:
+            left_s = max(0.0, self._wake_at - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.tick)
 
     async def outcome(self, event: events.Event) -> None:
         """Handle an event that opens a block, or ends the run; wait until the block, or the shutdown, is over."""
@@ -150,7 +155,7 @@ class Executor:
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work in the computing thread; it is completed even if its device disconnects meanwhile."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments))
+        return await self._thread.run(work, *arguments)
 
     # --- connections ---
 
@@ -222,7 +227,7 @@ class Executor:
         session = self._sessions[action.connection]
         assert session.arrival is not None
         self.arrivals[action.device] = arrival = session.arrival
-        self._work_for(session, self.compute(self.edge_model.receive, action.device, arrival.activations))
+        self._thread.receive(action.device, arrival.activations, session.close)
 
     def _keep_for_estimation(self, action: do.KeepForEstimation) -> None:
         arrival = self._sessions[action.connection].arrival

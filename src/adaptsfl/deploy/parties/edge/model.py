@@ -80,6 +80,10 @@ class EdgeModel:
             self.template.layer(number, self._base[number]) for number in range(cut + 1, self.deepest + 1)
         ]
 
+    def has_own_layers(self, device: int) -> bool:
+        """Whether the edge server runs layers of this device alone, between its cut and L_c."""
+        return bool(self.server.non_common[device])
+
     def own_states(self, device: int, cut: int) -> LayerStates:
         """Return a device's layers above its cut."""
         return {number: layer.state() for number, layer in enumerate(self.server.non_common[device], start=cut + 1)}
