@@ -512,6 +512,7 @@ def test_a_device_that_announces_another_number_of_test_samples_begins_anew() ->
         events.Hello(connection=1, device=0),
         events.Ready(connection=1, samples=10),
         events.BlockOpened(7, number=1, first_round=1, rounds=1, cuts=(1,), planned=1, evaluate=True),
+        events.LayersPlaced(7),
         events.LayersGiven(7, device=0),
     ):
         protocol.handle(event, 0.0)

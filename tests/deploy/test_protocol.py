@@ -84,6 +84,92 @@ def test_the_last_evaluation_waits_for_all_samples_and_not_beyond_the_deadline()
     assert of(world, actions.EndEvaluation)
 
 
+# --- layers at the begin of a block ---
+
+
+def opened(devices: int = 2, quorum: int = 1, rounds: int = 2, **options: Any) -> World:
+    """A world in which devices have their plans, and the edge server is still fetching its own layers."""
+    world = World(devices, quorum)
+    for number in range(devices):
+        world.connect(number)
+    world.open_block(rounds, placed=False, **options)
+    return world
+
+
+def test_devices_have_their_plans_while_the_edge_server_fetches_its_layers() -> None:
+    world = opened()
+    assert [type(action) for action in world.log[-3:]] == [actions.PlaceLayers, actions.SendPlan, actions.SendPlan]
+    world.read_all()
+    assert of(world, actions.GiveLayers) == of(world, actions.UseActivations) == []
+    world.settle()
+    assert presents(world) == [(0, 1)] * 2
+    assert len(of(world, actions.SendPlan)) == 2
+    assert world.ended == [1]
+
+
+@pytest.mark.parametrize("estimate", [False, True])
+def test_activations_that_come_before_the_edge_servers_layers_are_kept_and_used_once(estimate: bool) -> None:
+    world = opened()
+    if estimate:
+        world.settle()
+        world.open_block(placed=False, evaluate=True, estimate=True)
+    world.read_all()
+    assert [world.protocol.keeps(connection) for connection in (1, 2)] == [True, True]
+    world.finish(actions.PlaceLayers)
+    assert [world.protocol.keeps(connection) for connection in (1, 2)] == [True, True]
+    world.finish(actions.GiveLayers, device=0)
+    assert [world.protocol.keeps(connection) for connection in (1, 2)] == [False, True]
+    world.settle()
+    assert presents(world)[-2:] == [(0, 1)] * 2
+
+
+def test_a_round_has_its_whole_deadline_once_the_edge_server_has_its_layers() -> None:
+    world = opened(3, quorum=2)
+    world.read_all(0, 1)
+    world.now = 25.0
+    world.do(events.DeadlinePassed())
+    while world.finish(actions.PlaceLayers) or world.finish(actions.GiveLayers):
+        pass
+    assert presents(world) == []
+    assert world.protocol.wake_at == 35.0
+    world.wait()
+    assert presents(world) == [(0, 1)]
+
+
+def test_what_a_lost_device_sent_before_the_layers_came_is_sent_again() -> None:
+    world = opened(quorum=2)
+    world.read_all()
+    world.lose(1)
+    world.finish(actions.PlaceLayers)
+    while world.finish(actions.GiveLayers):
+        pass
+    assert [action.device for action in of(world, actions.UseActivations)] == [0]
+    world.connect(1)
+    world.settle()
+    assert presents(world) == [(0, 1)] * 2
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_who_comes_back_before_the_layers_do_has_its_plan_at_once_if_the_fed_server_knows_the_block(anew: bool) -> None:
+    world = opened(quorum=2)
+    world.read_all()
+    connection = world.connect(1, anew=anew)
+    assert len(of(world, actions.SendPlan)) == 2
+    world.finish(actions.Reopen)
+    assert [plan.connection for plan in of(world, actions.SendPlan)] == [1, 2, connection]
+    world.settle()
+    assert presents(world) == [(0, 1)] * 2
+    assert world.ended == [1]
+
+
+def test_layers_that_come_after_their_block_change_nothing() -> None:
+    world = opened(1)
+    late = world.take(actions.PlaceLayers)
+    world.do(events.NotFinite(0, 1))
+    assert world.diverged
+    assert world.do(events.LayersPlaced(late.attempt)) == []
+
+
 # --- races ---
 
 
@@ -178,7 +264,7 @@ def test_layers_that_were_meant_for_a_block_that_is_over_are_no_admission_to_the
     assert world.ended == [1]
     world.open_block()
     world.do(events.LayersGiven(late.attempt, late.device))
-    assert not [plan for plan in of(world, actions.SendPlan) if plan.attempt == 2]
+    assert world.protocol.devices[late.device].attempt == 0
 
 
 def test_a_second_connection_ends_the_first_and_the_older_one_is_refused() -> None:
@@ -252,6 +338,7 @@ def test_whoever_is_being_given_layers_is_waited_for() -> None:
     world.finish(actions.GiveLayers, device=0)
     world.read_all(0)
     assert presents(world) == []
+    assert len(of(world, actions.GiveLayers)) == 2
     world.settle()
     assert presents(world) == [(0, 1)] * 2
 
@@ -807,7 +894,7 @@ class AnyOrder(RuleBasedStateMachine):
         for number in range(connected):
             self.world.connect(number)
         if connected >= quorum:
-            self.open(rounds=1, evaluate=False, estimate=False, cuts=(1,) * (HOSTILE + 1))
+            self.open(rounds=1, evaluate=False, estimate=False, placed=True, cuts=(1,) * (HOSTILE + 1))
         self.go_on(steps)
 
     @rule(steps=st.integers(1, 20))
@@ -818,10 +905,16 @@ class AnyOrder(RuleBasedStateMachine):
                 self.world.read(step % (HOSTILE + 1))
 
     @precondition(lambda self: not self.running and self.world.protocol.enough())
-    @rule(rounds=st.integers(1, 3), evaluate=st.booleans(), estimate=st.booleans(), cuts=st.tuples(*[st.just(1)] * 4))
-    def open(self, rounds: int, evaluate: bool, estimate: bool, cuts: tuple[int, ...]) -> None:
+    @rule(
+        rounds=st.integers(1, 3),
+        evaluate=st.booleans(),
+        estimate=st.booleans(),
+        placed=st.booleans(),
+        cuts=st.tuples(*[st.just(1)] * 4),
+    )
+    def open(self, rounds: int, evaluate: bool, estimate: bool, placed: bool, cuts: tuple[int, ...]) -> None:
         self.blocks += 1
-        self.world.open_block(rounds, cuts, evaluate=evaluate, estimate=estimate)
+        self.world.open_block(rounds, cuts, placed=placed, evaluate=evaluate, estimate=estimate)
 
     @rule(number=DEVICE, anew=st.booleans(), ready=st.booleans())
     def connect(self, number: int, anew: bool, ready: bool) -> None:
@@ -841,7 +934,9 @@ class AnyOrder(RuleBasedStateMachine):
     def finish(self, turn: int) -> None:
         """What computes ends in its order, what calls the fed server in any."""
         world = self.world
-        computing = [a for a in world.pending if isinstance(a, actions.GiveLayers | actions.TrainRound)]
+        computing = [
+            a for a in world.pending if isinstance(a, actions.PlaceLayers | actions.GiveLayers | actions.TrainRound)
+        ]
         calling = [a for a in world.pending if a not in computing]
         action = ([*computing[:1], *calling])[turn % (len(calling) + bool(computing))]
         world.finish(type(action), device=getattr(action, "device", None))

@@ -97,6 +97,13 @@ class Close(Action):
 
 
 @dataclass(frozen=True)
+class PlaceLayers(Action):
+    """Fetch the averaged layers that run at the edge server in the block, and place them."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
 class GiveLayers(Action):
     """Initialise a device's layers above its cut with the weights with which the block began."""
 

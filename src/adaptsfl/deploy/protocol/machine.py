@@ -15,9 +15,10 @@ TRANSITIONS: dict[type[events.Event], Callable[[State, Any, float], None]] = {
     events.Disconnected: membership.disconnected,
     events.Violated: membership.violated,
     events.GaveUp: membership.gave_up,
-    events.LayersGiven: membership.layers_given,
     events.RunOver: membership.run_over,
     events.BlockOpened: rounds.block_opened,
+    events.LayersPlaced: rounds.layers_placed,
+    events.LayersGiven: rounds.layers_given,
     events.Activations: rounds.activations,
     events.StaleActivations: rounds.stale_activations,
     events.NotFinite: rounds.not_finite,
@@ -69,7 +70,13 @@ class EdgeProtocol(State):
 
     def expects(self, connection: int, attempt: int) -> bool:
         """Whether activations that a connection announces are of the block under way."""
-        return self.current(connection, attempt) is not None
+        return self.current(connection, attempt) is not None or self.awaiting_layers(connection, attempt) is not None
+
+    def keeps(self, number: int) -> bool:
+        """Whether activations of a connection wait until the edge server holds the layers that they are for."""
+        connection, block = self.connections.get(number), self.block
+        kept = None if connection is None else connection.kept
+        return kept is not None and block is not None and kept.attempt == block.attempt
 
     def may_start(self, now: float, deadline: float) -> bool:
         """Whether a run may begin: with all devices that can take part, or after the deadline with a quorum."""

@@ -1,14 +1,14 @@
 """Rounds: trained with all connected devices, or after the deadline with the devices that have sent activations."""
 
 from adaptsfl.deploy.protocol import actions as do
-from adaptsfl.deploy.protocol import delivery
+from adaptsfl.deploy.protocol import delivery, membership
 from adaptsfl.deploy.protocol import events as on
-from adaptsfl.deploy.protocol.membership import admit
+from adaptsfl.deploy.protocol.membership import admit, give_waiting
 from adaptsfl.deploy.protocol.state import BlockState, DeviceState, Estimation, Evaluation, Round, State
 
 
-def block_opened(state: State, event: on.BlockOpened, now: float) -> None:
-    """Begin a block with all connected devices."""
+def block_opened(state: State, event: on.BlockOpened, _now: float) -> None:
+    """Send plans to all connected devices, and have the edge server's own layers placed meanwhile."""
     state.rounds = event.first_round - 1
     estimation = Estimation(state.rounds) if event.evaluate and event.estimate else None
     state.block = BlockState(
@@ -18,19 +18,38 @@ def block_opened(state: State, event: on.BlockOpened, now: float) -> None:
         rounds=event.rounds,
         cuts=event.cuts,
         planned=event.planned,
-        phase="estimating",
+        phase="placing",
         result_wanted=event.result_wanted,
         round=Round(event.first_round) if event.rounds else None,
         evaluation=Evaluation(state.rounds) if event.evaluate else None,
         estimation=estimation,
-        estimation_deadline=now + state.rules.round_deadline_s,
     )
-    if estimation is None:
-        _begin_training(state, state.block, now)
+    state.emit(do.PlaceLayers(event.attempt))
     for device in state.devices:
         device.attempt, device.admission = 0, ""
     for device in state.here():
         admit(state, device)
+
+
+def layers_placed(state: State, event: on.LayersPlaced, now: float) -> None:
+    """Begin with the estimation of statistics or with the first round, and give devices their layers."""
+    block = state.block
+    if block is None or block.attempt != event.attempt or block.placed:
+        return
+    if block.estimation is None:
+        _begin_training(state, block, now)
+    else:
+        block.phase, block.estimation_deadline = "estimating", now + state.rules.round_deadline_s
+    give_waiting(state, block)
+
+
+def layers_given(state: State, event: on.LayersGiven, now: float) -> None:
+    """Admit a device whose layers the edge server now holds, and handle the activations that were kept until then."""
+    membership.layers_given(state, event)
+    connection = state.live(state.devices[event.device])
+    if connection is not None and connection.kept is not None:
+        kept, connection.kept = connection.kept, None
+        activations(state, kept, now)
 
 
 def _begin_training(state: State, block: BlockState, now: float) -> None:
@@ -46,7 +65,10 @@ def _begin_training(state: State, block: BlockState, now: float) -> None:
 
 
 def activations(state: State, event: on.Activations, _now: float) -> None:
-    """Dispatch activations by their purpose."""
+    """Dispatch activations by their purpose; keep those that arrive before the edge server holds the layers."""
+    if (connection := state.awaiting_layers(event.connection, event.attempt)) is not None:
+        connection.kept = event
+        return
     device, block = state.current(event.connection, event.attempt), state.block
     if device is None or block is None:
         return  # the block was closed meanwhile, or the device has reconnected and sends them again

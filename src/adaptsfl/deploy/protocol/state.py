@@ -7,10 +7,11 @@ from typing import Literal
 
 from adaptsfl.checks import printable
 from adaptsfl.deploy.protocol.actions import Action, Close, Diverged
+from adaptsfl.deploy.protocol.events import Activations
 from adaptsfl.deploy.security.limits import MOST_USELESS, MOST_VIOLATIONS, STRIKES
 
 Admission = Literal["", "reopening", "giving"]
-Phase = Literal["estimating", "merging", "training", "testing", "delivering", "averaging"]
+Phase = Literal["placing", "estimating", "merging", "training", "testing", "delivering", "averaging"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Connection:
         closing: whether the edge server is ending it.
         skipped_to: the round of the last `SendSkip` to the device.
         useless: messages in a row that had no effect.
+        kept: activations that arrived before the edge server held the device's layers; handled once it does.
     """
 
     number: int
@@ -103,6 +105,7 @@ class Connection:
     closing: bool = False
     skipped_to: int = 0
     useless: int = 0
+    kept: Activations | None = None
 
 
 @dataclass
@@ -262,6 +265,11 @@ class BlockState:
         return self.first_round + self.rounds - 1
 
     @property
+    def placed(self) -> bool:
+        """Whether the edge server has fetched and placed its layers."""
+        return self.phase != "placing"
+
+    @property
     def closing(self) -> bool:
         """Whether layers are being delivered and averaged."""
         return self.phase in ("delivering", "averaging")
@@ -326,6 +334,19 @@ class State:
         device = self.devices[connection.device]
         fits = device.connection == number and attempt == device.attempt == block.attempt
         return device if fits else None
+
+    def awaiting_layers(self, number: int, attempt: int) -> Connection | None:
+        """Return a connection over which a plan of the block was sent before the edge server held the layers for it."""
+        connection, block = self.connections.get(number), self.block
+        if (
+            connection is None
+            or connection.closing
+            or block is None
+            or not connection.planned == attempt == block.attempt
+        ):
+            return None
+        device = self.devices[connection.device]
+        return connection if device.connection == number and device.admission == "giving" else None
 
     def close(self, number: int | None, reason: str = "", *, violation: bool = False) -> None:
         """End a connection, if it exists."""

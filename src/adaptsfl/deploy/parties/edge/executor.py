@@ -8,10 +8,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.averaging import Averaging
 from adaptsfl.deploy.parties.edge.clock import ALL
+from adaptsfl.deploy.parties.edge.computing import ComputingThread
 from adaptsfl.deploy.parties.edge.journal import RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
@@ -31,8 +31,6 @@ from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.service import NotNow
 from adaptsfl.deploy.tensors import NonFiniteTensor, pack
 from adaptsfl.errors import BadMessage, TrainingDiverged
-
-T = TypeVar("T")
 
 
 class Executor:
@@ -61,9 +59,10 @@ class Executor:
         self.protocol, self.roster, self.edge_model, self.accounts = roster.protocol, roster, edge_model, accounts
         self.shapes: Shapes = accounts.shapes
         self.settings = settings
+        self.computing = ComputingThread()
         own_layers = self._own_layers
         self.averaging = Averaging(roster, fed, accounts, own_layers, measure_divergence)
-        self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.compute)
+        self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.computing.run)
         self.progress = RunProgress()
         self.ledger: Ledger | None = None
         self.arrivals: dict[int, Arrival] = {}
@@ -75,7 +74,7 @@ class Executor:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[None] | None = None  # of the block, or of the shutdown
-        self._thread = ThreadPoolExecutor(1, "compute")
+        self._handled = asyncio.Event()  # set for a moment after every event
 
     # --- events ---
 
@@ -94,6 +93,8 @@ class Executor:
         finally:
             self._handling = False
         self._set_timer()
+        self._handled.set()
+        self._handled.clear()
         self.roster.wake()
 
     def tick(self) -> None:
@@ -120,7 +121,7 @@ class Executor:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.computing.shut_down()
 
     def _ended(self, error: BaseException | None = None) -> None:
         """Wake up the caller that waits in `outcome`, or raise an error there."""
@@ -148,10 +149,6 @@ class Executor:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run work in the computing thread; it is completed even if its device disconnects meanwhile."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments))
-
     # --- connections ---
 
     def connect(self, member: Member) -> Session:
@@ -165,6 +162,15 @@ class Executor:
         """Remove a connection that is over."""
         self._sessions.pop(session.number, None)
         self.handle(events.Disconnected(session.number, violated, informed))
+
+    async def taken(self, session: Session) -> None:
+        """Wait until the activations that a connection has brought are handled, and computed with."""
+        while self.protocol.keeps(session.number):
+            await self._handled.wait()
+        session.arrival = None
+        if session.work is not None:
+            await asyncio.wait([session.work])
+            session.work = None
 
     def _close(self, action: do.Close) -> None:
         if session := self._sessions.get(action.connection):
@@ -210,9 +216,23 @@ class Executor:
 
     # --- computing ---
 
+    def _place_layers(self, action: do.PlaceLayers) -> None:
+        assert self.ledger is not None
+        self._start(self._placed(self.ledger))
+
+    async def _placed(self, block: Ledger) -> events.Event:
+        fetched = await self.averaging.fetch_own(block)
+        await self.computing.run(self.edge_model.place, block.deepest, fetched)
+        block.placed_at = time.perf_counter()
+        return events.LayersPlaced(block.attempt)
+
     def _give_layers(self, action: do.GiveLayers) -> None:
+        assert self.ledger is not None
+        block = self.ledger
+
         async def work() -> events.Event:
-            await self.compute(self.edge_model.admit, action.device, action.cut)
+            await self.computing.run(self.edge_model.admit, action.device, action.cut)
+            block.placed_at = time.perf_counter()
             return events.LayersGiven(action.attempt, action.device)
 
         self.arrivals.pop(action.device, None)
@@ -222,7 +242,7 @@ class Executor:
         session = self._sessions[action.connection]
         assert session.arrival is not None
         self.arrivals[action.device] = arrival = session.arrival
-        self._work_for(session, self.compute(self.edge_model.receive, action.device, arrival.activations))
+        self._work_for(session, self.computing.run(self.edge_model.receive, action.device, arrival.activations))
 
     def _keep_for_estimation(self, action: do.KeepForEstimation) -> None:
         arrival = self._sessions[action.connection].arrival
@@ -236,7 +256,7 @@ class Executor:
 
         async def work() -> events.Event:
             try:
-                row = await self.compute(self.edge_model.evaluate, action.device, activations, labels)
+                row = await self.computing.run(self.edge_model.evaluate, action.device, activations, labels)
             except NonFiniteTensor:
                 self.handle(events.NotFinite(action.device, action.attempt))
                 raise
@@ -267,7 +287,7 @@ class Executor:
         weights = self.roster.shares(devices)
         labels = {device: arrivals[device].labels for device in devices}
         try:
-            losses, gradients = await self.compute(self.edge_model.train, action.round, devices, labels, weights)
+            losses, gradients = await self.computing.run(self.edge_model.train, action.round, devices, labels, weights)
         except RejectedActivations as error:
             for device in error.devices:
                 self.arrivals.pop(device, None)
@@ -298,7 +318,7 @@ class Executor:
         self._start(self.reestimation.estimate(self.ledger, sent))
 
     async def _own_layers(self, device: int, cut: int) -> Any:
-        return await self.compute(self.edge_model.own_states, device, cut)
+        return await self.computing.run(self.edge_model.own_states, device, cut)
 
     def _end_evaluation(self, action: do.EndEvaluation) -> None:
         assert self.ledger is not None

@@ -30,6 +30,7 @@ class Ledger:
         delivered_last: the last device to deliver, and when it did.
         evaluates: whether the model with which it began is evaluated.
         opened_s: how long the fed server took to open it.
+        placed_at: when the edge server held the layers of all devices, as far as it has been asked to.
         headers: by device: the header of its last activations.
         present, losses: the devices and the loss of every round.
     """
@@ -54,6 +55,7 @@ class Ledger:
     delivered_last: tuple[int, float] | None = None
     evaluates: bool = False
     opened_s: float = 0.0
+    placed_at: float = 0.0
     headers: dict[int, wire.Activations] = field(default_factory=dict)
     present: list[tuple[int, ...]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)

@@ -137,10 +137,7 @@ class EdgeService(Service):
         purpose: events.Purpose = "evaluation" if header.evaluation else "estimation" if header.estimation else "round"
         batches = int(header.evaluation_batches)
         self.executor.handle(events.Activations(session.number, attempt, int(header.round), purpose, batches))
-        session.arrival = None
-        if session.work is not None:
-            await asyncio.wait([session.work])
-            session.work = None
+        await self.executor.taken(session)
 
     def _measure(self, session: Session, arrival: Arrival) -> None:
         """Measure the speed of a device and its links from its activations; within a block `Accounts` sees more."""
