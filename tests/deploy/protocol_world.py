@@ -35,6 +35,8 @@ class Device:
     Attributes:
         life: which of its layers it holds; they begin anew when it is restarted.
         pending: the round that it has sent and not been answered.
+        evaluates: whether it sends test samples while it waits; `tested` are those that were evaluated, `testing` is
+            on its way.
     """
 
     number: int
@@ -47,7 +49,10 @@ class Device:
     last_round: int = 0
     pending: int = 0
     learned: int = 0
-    evaluated: bool = False
+    delivered: bool = False
+    evaluates: bool = False
+    tested: set[int] = field(default_factory=set)
+    testing: int | None = None
     told: str = ""
 
 
@@ -148,7 +153,7 @@ class World:
         self.connections += 1
         if anew:
             self.devices[number] = device = Device(number)
-        device.connection, device.inbox, device.ready = self.connections, [], False
+        device.connection, device.inbox, device.ready, device.testing = self.connections, [], False, None
         self.open[device.connection] = number
         self.do(events.Hello(device.connection, number, device.held))
         if ready:
@@ -208,9 +213,12 @@ class World:
             case actions.SendSkip():
                 self.send(device, message.next_round)
             case actions.SendEvaluate() if message.attempt == device.held:
-                self.evaluate(device)
+                device.evaluates = True
                 if not device.pending:
                     self.send(device, device.next_round)
+            case actions.SendEvaluated() if message.attempt == device.held:
+                device.tested.add(message.number)
+                device.testing = None
             case actions.SendDeliver() if message.attempt == device.held:
                 self.deliver(device)
             case actions.SendStop():
@@ -231,13 +239,13 @@ class World:
                 return
             device.held, device.life = plan.attempt, self.life[device.number]
             device.pending = device.learned = 0
-            device.evaluated = False
+            device.evaluates = device.delivered = False
+            device.tested = set()
         device.next_round, device.last_round = plan.next_round, plan.last_round
         if plan.estimate and not device.pending:
             self.say(device.connection, events.Activations(device.connection, device.held, plan.estimate, "estimation"))
             return
-        if plan.evaluate and not device.evaluated:
-            self.evaluate(device)
+        device.evaluates = device.evaluates or plan.evaluate
         self.send(device, device.pending or plan.next_round)
 
     def send(self, device: Device, number: int) -> None:
@@ -250,18 +258,26 @@ class World:
         device.pending = number
         self.say(device.connection, events.Activations(device.connection, device.held, number))
 
-    def evaluate(self, device: Device, batches: int = 2) -> None:
-        """Send activations of test samples."""
-        for number in range(batches):
-            if device.connection:
-                event = events.Activations(device.connection, device.held, number, "evaluation", batches)
-                self.say(device.connection, event)
-        device.evaluated = True
+    def test(self, number: int, batches: int = 2) -> bool:
+        """Let a device send a mini-batch of test samples, if it waits for the edge server; return whether it did."""
+        device = self.devices[number]
+        waits = device.pending or device.delivered or device.next_round > device.last_round
+        left = [k for k in range(batches) if k not in device.tested]
+        if (
+            not (device.connection and device.evaluates and waits and left)
+            or device.inbox
+            or device.testing is not None
+        ):
+            return False
+        device.testing = left[0]
+        self.say(device.connection, events.Activations(device.connection, device.held, left[0], "evaluation", batches))
+        return True
 
     def deliver(self, device: Device) -> None:
         """Take layers to the fed server, and say so."""
         if self.fed.attempt == device.held:
             self.fed.from_devices[device.number] = device.life
+            device.delivered = True
             self.say(device.connection, events.Delivered(device.connection, device.held))
 
     # --- work ---
@@ -331,6 +347,7 @@ class World:
         if missing := tuple(device for device in action.devices if device not in both):
             return events.NotDelivered(action.attempt, missing)
         self.averaged.append(action.devices)
+        self.fed.attempt = 0  # nobody can fetch layers of it any more
         return events.Averaged(action.attempt, version=1)
 
     # --- what actions do, and what they must not do ---
@@ -472,7 +489,7 @@ class World:
         while moved:
             moved = self.finish()
             for number in numbers or range(len(self.devices)):
-                moved = self.read(number) or moved
+                moved = self.read(number) or self.test(number) or moved
 
     def drain(self) -> None:
         """Let everybody behave from now on: connect, work, wait; the block has to end."""

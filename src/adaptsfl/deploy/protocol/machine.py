@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from adaptsfl.deploy.protocol import delivery, events, membership, rounds
+from adaptsfl.deploy.protocol import delivery, evaluation, events, membership, rounds
 from adaptsfl.deploy.protocol.actions import Action
-from adaptsfl.deploy.protocol.state import BlockState, State
+from adaptsfl.deploy.protocol.block import BlockState
+from adaptsfl.deploy.protocol.state import State
 
 TRANSITIONS: dict[type[events.Event], Callable[[State, Any, float], None]] = {
     events.Hello: membership.hello,
@@ -24,7 +25,7 @@ TRANSITIONS: dict[type[events.Event], Callable[[State, Any, float], None]] = {
     events.NotFinite: rounds.not_finite,
     events.RoundTrained: rounds.round_trained,
     events.RoundRejected: rounds.round_rejected,
-    events.BatchEvaluated: rounds.batch_evaluated,
+    events.BatchEvaluated: evaluation.batch_evaluated,
     events.MomentsRejected: rounds.moments_rejected,
     events.MomentsMerged: rounds.moments_merged,
     events.Delivered: delivery.delivered,
@@ -38,7 +39,7 @@ TRANSITIONS: dict[type[events.Event], Callable[[State, Any, float], None]] = {
 SETTLE: dict[str, Callable[[State, BlockState, float], None]] = {
     "estimating": rounds.settle_estimating,
     "training": rounds.settle_round,
-    "testing": rounds.settle_testing,
+    "testing": evaluation.settle_testing,
     "delivering": delivery.settle_delivering,
 }
 

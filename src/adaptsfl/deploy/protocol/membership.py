@@ -3,7 +3,8 @@
 from adaptsfl.checks import printable
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events as on
-from adaptsfl.deploy.protocol.state import BlockState, Connection, DeviceState, Shutdown, State
+from adaptsfl.deploy.protocol.block import BlockState
+from adaptsfl.deploy.protocol.state import Connection, DeviceState, Shutdown, State
 
 
 def hello(state: State, event: on.Hello, _now: float) -> None:
@@ -39,11 +40,11 @@ def ready(state: State, event: on.Ready, _now: float) -> None:
     state.emit(do.Show((device.number,)))
     if state.shutdown is not None:
         send_stop(state, connection)
-    elif block is not None and device.attempt != block.attempt and (device.admission != "giving" or not block.placed):
+    elif block is None or device.attempt == block.attempt or (device.admission == "giving" and block.placed):
+        admit(state, device)
+    elif not block.averaged:  # else there are no layers to fetch before the next block
         device.admission = "reopening"  # it will fetch layers from the fed server
         reopen(state, block)
-    else:
-        admit(state, device)
 
 
 def reopen(state: State, block: BlockState) -> None:

@@ -51,6 +51,7 @@ class Accounts:
             phases |= block.clock.passed(arrivals[last].came, self.names[last], **seconds[last])
         phases |= block.clock.passed(answered, EDGE_SERVER, a3=turn_s)
         phases.pop("b3", None)
+        block.tested.clear()
         self.measured.server_took([block.cuts[device] for device in present], phases["a3"])
         return phases, block.clock.answered(answered, first=first)
 
@@ -58,30 +59,30 @@ class Accounts:
         """Return the seconds of a4, a5, a1, a2 from a device's last gradients to its activations; measure its links.
 
         The device reports its passes, and receivers report the time from the first byte to the last. What is left is
-        latency and the handling of messages; each direction gets half of it.
+        latency and the handling of messages; each direction gets half of it, unless test samples were in the way.
         """
         header, bits = arrival.header, 8 * self.shapes.size(block.cuts[device])
         down_s = bits / header.downlink if header.downlink > 0 else 0.0
-        if any(device in before for before in block.present[-2:-1]):
+        if any(device in before for before in block.present[-2:-1]) and device not in block.tested:
             whole_s = arrival.came - block.clock.answered_at
             rest_s = max(0.0, whole_s - header.forward_s - header.backward_s - arrival.seconds - down_s)
             down_s, up_s = down_s + rest_s / 2, arrival.seconds + rest_s / 2
             for link, seconds in (("uplink_bps", up_s), ("downlink_bps", down_s)):
                 self.measured.transferred(device, link, 0.0, rest_s / 2)
                 self.measured.transferred(device, link, bits, seconds)
-        else:  # its gradients are of an earlier round
+        else:  # its gradients are of an earlier round, or its activations had to wait
             up_s = arrival.seconds
         return {"a4": down_s, "a5": header.backward_s, "a1": header.forward_s, "a2": up_s}
 
     def _fetched(self, block: Ledger, device: int, arrival: Arrival) -> dict[str, float]:
         """Return the seconds of a1, a2 and b3, from the plan to a device's first activations; measure its download.
 
-        Where devices evaluate the model first, how long they fetched it is not known, but as expected.
+        Where batch-norm's statistics are estimated first, how long devices fetched is not known, but as expected.
         """
         bits, layer_bits = 8 * self.shapes.size(block.cuts[device]), self.layer_bits(block.cuts[device])
         up_s = max(arrival.seconds, self.measured.transfer_s(device, "uplink_bps", bits))
         passes = {"a1": arrival.header.forward_s, "a2": up_s}
-        if block.evaluates:
+        if block.estimated:
             return passes | {"b3": self.measured.transfer_s(device, "fed_downlink_bps", layer_bits)}
         fetch_s = arrival.came - block.clock.answered_at - sum(passes.values())
         self.measured.transferred(device, "fed_downlink_bps", layer_bits, fetch_s)
@@ -90,7 +91,7 @@ class Accounts:
     def note_delivery(self, block: Ledger, device: int, now: float) -> None:
         """Note that a device has delivered its layers; measure its upload, which begins once it has learned."""
         block.delivered_last = device, now
-        if block.present and device in block.present[-1]:
+        if block.present and device in block.present[-1] and device not in block.tested:
             upload_s = now - block.clock.answered_at - sum(self._back_s(block, device).values())
             self.measured.transferred(device, "fed_uplink_bps", self.layer_bits(block.cuts[device]), upload_s)
 

@@ -232,6 +232,7 @@ class Conductor:
     def _note(self, block: Ledger) -> None:
         """Record the progress after an averaging."""
         assert block.averaged is not None
+        block.clock.passed(time.perf_counter())  # missing test samples were waited for
         self.progress.version, self.progress.divergence = block.averaged.version, block.averaged.divergence
         self.progress.deepest = block.deepest
         self.progress.blocks, self.progress.seconds = block.number, self._elapsed()

@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -29,7 +30,7 @@ from adaptsfl.deploy.parties.fed.client import RetryingFedClient
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.service import NotNow
-from adaptsfl.deploy.tensors import NonFiniteTensor, pack
+from adaptsfl.deploy.tensors import NonFiniteTensor
 from adaptsfl.errors import BadMessage, TrainingDiverged
 
 
@@ -60,8 +61,7 @@ class Executor:
         self.shapes: Shapes = accounts.shapes
         self.settings = settings
         self.computing = ComputingThread()
-        own_layers = self._own_layers
-        self.averaging = Averaging(roster, fed, accounts, own_layers, measure_divergence)
+        self.averaging = Averaging(roster, fed, accounts, self._own_layers, measure_divergence)
         self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.computing.run)
         self.progress = RunProgress()
         self.ledger: Ledger | None = None
@@ -208,6 +208,10 @@ class Executor:
     def _send_evaluate(self, action: do.SendEvaluate) -> None:
         self._send(action.connection, wire.ToDevice(evaluate=wire.Evaluate(attempt=action.attempt)))
 
+    def _send_evaluated(self, action: do.SendEvaluated) -> None:
+        evaluated = wire.Evaluated(attempt=action.attempt, number=action.number)
+        self._send(action.connection, wire.ToDevice(evaluated=evaluated))
+
     def _send_deliver(self, action: do.SendDeliver) -> None:
         self._send(action.connection, wire.ToDevice(deliver=wire.Deliver(attempt=action.attempt)))
 
@@ -222,7 +226,8 @@ class Executor:
 
     async def _placed(self, block: Ledger) -> events.Event:
         fetched = await self.averaging.fetch_own(block)
-        await self.computing.run(self.edge_model.place, block.deepest, fetched)
+        place = partial(self.edge_model.place, block.deepest, fetched, evaluates=block.evaluates)
+        await self.computing.run(place)
         block.placed_at = time.perf_counter()
         return events.LayersPlaced(block.attempt)
 
@@ -242,7 +247,8 @@ class Executor:
         session = self._sessions[action.connection]
         assert session.arrival is not None
         self.arrivals[action.device] = arrival = session.arrival
-        self._work_for(session, self.computing.run(self.edge_model.receive, action.device, arrival.activations))
+        work = self.computing.run(self.edge_model.receive, action.device, arrival.activations)
+        session.work = self._work_for(session, work)
 
     def _keep_for_estimation(self, action: do.KeepForEstimation) -> None:
         arrival = self._sessions[action.connection].arrival
@@ -250,21 +256,24 @@ class Executor:
         self._for_estimation[action.device] = arrival.activations
 
     def _evaluate_batch(self, action: do.EvaluateBatch) -> None:
-        session = self._sessions[action.connection]
+        session, start, block = self._sessions[action.connection], self.edge_model.start, self.ledger
         assert session.arrival is not None
-        activations, labels = session.arrival.activations, session.arrival.labels
+        assert start is not None
+        assert block is not None
+        block.tested.add(action.device)
+        batch = block.cuts[action.device], session.arrival.activations, session.arrival.labels
 
         async def work() -> events.Event:
             try:
-                row = await self.computing.run(self.edge_model.evaluate, action.device, activations, labels)
+                row = await self.computing.run_when_idle(start.evaluate, *batch)
             except NonFiniteTensor:
                 self.handle(events.NotFinite(action.device, action.attempt))
                 raise
             return events.BatchEvaluated(action.attempt, action.device, action.number, row)
 
-        self._work_for(session, work())
+        session.evaluation = self._work_for(session, work())
 
-    def _work_for(self, session: Session, work: Coroutine[Any, Any, events.Event | None]) -> None:
+    def _work_for(self, session: Session, work: Coroutine[Any, Any, events.Event | None]) -> "asyncio.Task[None]":
         """Compute with a device's activations; an error ends its connection, and not the run."""
 
         async def guarded() -> events.Event | None:
@@ -274,7 +283,7 @@ class Executor:
                 session.close(error)
                 return None
 
-        session.work = self._start(guarded())
+        return self._start(guarded())
 
     def _train_round(self, action: do.TrainRound) -> None:
         assert self.ledger is not None
@@ -297,20 +306,15 @@ class Executor:
         self.arrivals = {}
         self.progress.rounds = action.round
         for device, gradient in zip(devices, gradients, strict=True):
-            self._keep_gradients(self.roster.by_number[device], action.round, gradient)
+            self.roster.by_number[device].keep(action.round, gradient, self.shapes.wire_dtype)
         self.handle(events.RoundTrained(action.attempt, action.round))
         took = time.perf_counter() - began
         loss = float((losses * losses.new_tensor(weights)).sum())
         turn_s = ALL if action.everybody else took
         phases, round_s = self.accounts.note_round(block, action.round, arrivals, loss, began + took, turn_s)
         self.roster.board.add_loss(action.round, loss)
-        self._show_round(block, phases, round_s)
+        self.roster.show_round(action.round, block.predicted, phases, round_s)
         return None
-
-    def _keep_gradients(self, member: Member, number: int, gradient: Tensor) -> None:
-        tensor, data = pack(gradient, self.shapes.wire_dtype)
-        member.answer = wire.Gradients(round=number, tensor=tensor), data
-        member.answered_bits = 8 * len(data)
 
     def _estimate_moments(self, action: do.EstimateMoments) -> None:
         assert self.ledger is not None
@@ -322,7 +326,7 @@ class Executor:
 
     def _end_evaluation(self, action: do.EndEvaluation) -> None:
         assert self.ledger is not None
-        self.progress.evaluated_at = action.round
+        self.progress.evaluated_at, self.edge_model.start = action.round, None
         self.ledger.evaluation = action.round, action.accuracy, action.loss
         self.roster.board.add_evaluation(action.round, action.accuracy)
         self.roster.say(f"round {action.round}: accuracy {action.accuracy:.1%} on the devices' test samples")
@@ -354,7 +358,7 @@ class Executor:
     def _forget_block(self) -> None:
         if self.ledger is not None:
             self.ledger.over = True
-        self.ledger, self.arrivals, self._for_estimation = None, {}, {}
+        self.ledger, self.arrivals, self._for_estimation, self.edge_model.start = None, {}, {}, None
 
     def _end_shutdown(self, _action: do.EndShutdown) -> None:
         self._ended()
@@ -370,23 +374,6 @@ class Executor:
     def _wait_for(self, action: do.WaitFor) -> None:
         self.roster.wait_for(action.what)
 
-    def _show_round(self, block: Ledger, phases: dict[str, float], round_s: float) -> None:
-        predicted, board = sum(block.predicted[phase] for phase in phases), self.roster.board
-        before, members, took = board.status, self.roster.by_number, max(round_s, 1e-9)
-        sent, received = (sum(getattr(m, name) for m in members) for name in ("sent_bytes", "received_bytes"))
-        board.update(
-            sent_bytes=sent,
-            received_bytes=received,
-            sent_bps=_smoothed(before.sent_bps, 8 * (sent - before.sent_bytes) / took),
-            received_bps=_smoothed(before.received_bps, 8 * (received - before.received_bytes) / took),
-            round=self.progress.rounds,
-            round_s=_smoothed(before.round_s, round_s),
-            predicted_round_s=predicted,
-            phases=tuple((phase, block.predicted[phase], seconds) for phase, seconds in phases.items()),
-            waiting_for="",
-        )
-        self.roster.show(range(len(members)))
-
 
 def _handler(action: type[do.Action]) -> str:
     """Return the name of the method that carries out an action: SendPlan is `_send_plan`."""
@@ -394,8 +381,3 @@ def _handler(action: type[do.Action]) -> str:
 
 
 HANDLERS = {action: _handler(action) for action in do.Action.__subclasses__()}
-
-
-def _smoothed(before: float | None, now: float) -> float:
-    """Return a moving average of a measurement of every round, for the status display."""
-    return before + (now - before) / 10 if before else now

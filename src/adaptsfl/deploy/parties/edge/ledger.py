@@ -31,6 +31,7 @@ class Ledger:
         evaluates: whether the model with which it began is evaluated.
         opened_s: how long the fed server took to open it.
         placed_at: when the edge server held the layers of all devices, as far as it has been asked to.
+        tested: devices whose test samples have arrived since the gradients of the last round were sent.
         headers: by device: the header of its last activations.
         present, losses: the devices and the loss of every round.
     """
@@ -56,6 +57,7 @@ class Ledger:
     evaluates: bool = False
     opened_s: float = 0.0
     placed_at: float = 0.0
+    tested: set[int] = field(default_factory=set)
     headers: dict[int, wire.Activations] = field(default_factory=dict)
     present: list[tuple[int, ...]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)

@@ -133,6 +133,8 @@ class EdgeService(Service):
         if not self.protocol.expects(session.number, attempt):
             return  # the block was closed meanwhile, or the device has reconnected and sends them again
         self._measure(session, arrival)
+        if header.evaluation and session.evaluation is not None:
+            await asyncio.wait([session.evaluation])
         session.arrival = arrival
         purpose: events.Purpose = "evaluation" if header.evaluation else "estimation" if header.estimation else "round"
         batches = int(header.evaluation_batches)
