@@ -109,7 +109,7 @@ def fleet_at(setting: str, seed: int, seconds: float) -> Fleet:
         if kind == "bursty" and _is_disturbed(seed, number, seconds):
             factor *= BURST
         rates, delay_s = (1e6 * factor * up, 1e6 * factor * down), delay_ms / 1e3
-        fixed = {name: delay_s for name in ("uplink_s", "downlink_s", "fed_uplink_s", "fed_downlink_s")}
+        fixed = dict.fromkeys(("uplink_s", "downlink_s", "fed_uplink_s", "fed_downlink_s"), delay_s)
         devices.append(Device(f"device-{number + 1}", 1.0, *rates, *rates, **fixed))
     return Fleet.of(devices, SERVERS)
 
@@ -286,31 +286,28 @@ def _result(case: Case, fleet: LocalFleet, budget_s: float) -> dict[str, Any]:
 # --- results ---
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return statistics.geometric_mean(values)
-
-
 def charged_s(result: dict[str, Any]) -> float:
-    """Return the seconds to the target; who missed it is charged the budget, which is less than it would have taken."""
+    """Return the seconds to the target; a run that missed it is charged its budget, which is less than it needs."""
     return float(result["seconds"] or result["budget_s"])
 
 
 def table(results: Sequence[dict[str, Any]], setting: str) -> list[tuple[str, ...]]:
-    """Return one line per policy, the fastest first: seconds by seed, the mean, and the ratio to the best fixed plan."""
+    """Return a line per policy, the fastest first: seconds by seed, their mean, its ratio to the best fixed plan's."""
     rows: dict[str, dict[int, dict[str, Any]]] = {}
     for result in results:
         if result["setting"] == setting:
             rows.setdefault(result["policy"], {})[result["seed"]] = result
     seeds = sorted(set.intersection(*(set(found) for found in rows.values()))) if rows else []
     means = {
-        policy: geometric_mean([charged_s(found[seed]) for seed in seeds]) for policy, found in rows.items() if seeds
+        policy: statistics.geometric_mean([charged_s(found[seed]) for seed in seeds])
+        for policy, found in rows.items()
+        if seeds
     }
     fixed = [policy for policy in means if POLICIES[policy]]
     if not fixed:
         return []
     best = min(means[policy] for policy in fixed)
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for policy in sorted(means, key=lambda name: means[name]):
         found = [rows[policy][seed] for seed in seeds]
         each = ", ".join(f"{r['seconds']:.1f}" if r["seconds"] else f"> {r['budget_s']:.0f}" for r in found)
@@ -340,10 +337,11 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     return f"""# Wall time behind real links
 
 Written by `python benchmarks/live.py`; every run is in live.jsonl. Eight device processes, an edge server and a fed
-server in network namespaces of one machine with {os.cpu_count()} cores; digits, Dirichlet 0.5, target {TARGET:.0%} of the
-devices' test samples, evaluated every 8 rounds or at the next averaging. Links up/down with their delay each way:
-{links}; bursty ones fall to a tenth for {BURST_S[0]} to {BURST_S[1]} s every {CALM_S[0]:g} to {CALM_S[1]:g} s. The change comes
-{CHANGE_S:g} s after training began. Means are geometric; who does not arrive within {BUDGET:g} times the fastest run so far is
+server in network namespaces of one machine with {os.cpu_count()} cores; digits, Dirichlet 0.5, target {TARGET:.0%} of
+the devices' test samples, evaluated every 8 rounds or at the next averaging. Links up/down with their delay each way:
+{links}; bursty ones
+fall to a tenth for {BURST_S[0]} to {BURST_S[1]} s every {CALM_S[0]:g} to {CALM_S[1]:g} s. The change comes {CHANGE_S:g} s
+after training began. Means are geometric; a run that does not arrive within {BUDGET:g} times the fastest one so far is
 charged that much, marked ">". Predicted and measured time of whole runs differ by {accuracy} (median, steady links).
 
 {"".join(part + chr(10) for part in parts).rstrip()}

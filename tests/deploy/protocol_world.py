@@ -17,6 +17,7 @@ from adaptsfl.deploy.protocol.state import Rules
 
 A = TypeVar("A", bound=actions.Action)
 WORK = (
+    actions.PlaceLayers,
     actions.GiveLayers,
     actions.TrainRound,
     actions.EvaluateBatch,
@@ -34,6 +35,8 @@ class Device:
     Attributes:
         life: which of its layers it holds; they begin anew when it is restarted.
         pending: the round that it has sent and not been answered.
+        evaluates: whether it sends test samples while it waits; `tested` are those that were evaluated, `testing` is
+            on its way.
     """
 
     number: int
@@ -46,7 +49,10 @@ class Device:
     last_round: int = 0
     pending: int = 0
     learned: int = 0
-    evaluated: bool = False
+    delivered: bool = False
+    evaluates: bool = False
+    tested: set[int] = field(default_factory=set)
+    testing: int | None = None
     told: str = ""
 
 
@@ -89,6 +95,8 @@ class World:
         self.averaged: list[tuple[int, ...]] = []
         self.life = dict.fromkeys(range(devices), 0)  # of the layers that the edge server holds of a device
         self.arrived: dict[int, tuple[int, int]] = {}  # by device: life and round of its activations here
+        self.early: set[int] = set()  # devices that have a plan, and whose layers the edge server does not hold yet
+        self.unread: dict[int, list[events.Event]] = {}  # by connection: sent, and not read by the edge server yet
         self.open: dict[int, int] = {}  # connections, and whose they are
         self.planned: dict[int, int] = {}  # by connection: the attempt whose plan was sent last
         self.liars: set[int] = set()  # devices that say what is not true
@@ -106,17 +114,35 @@ class World:
             self._check(action)
             self._begin(action)
         self._check_waiting()
+        for connection in list(self.unread):
+            self._read_on(connection)
         return found
 
-    def open_block(self, rounds: int = 2, cuts: tuple[int, ...] | None = None, **options: Any) -> int:
-        """Open a block, as the conductor does."""
+    def say(self, connection: int, event: events.Event) -> None:
+        """Send a message over a connection; the edge server reads it once it has handled those before."""
+        self.unread.setdefault(connection, []).append(event)
+        self._read_on(connection)
+
+    def _read_on(self, connection: int) -> None:
+        messages = self.unread.get(connection, [])
+        while messages and connection in self.open and not self.protocol.keeps(connection):
+            self.do(messages.pop(0))
+        if not messages or connection not in self.open:
+            self.unread.pop(connection, None)
+
+    def open_block(
+        self, rounds: int = 2, cuts: tuple[int, ...] | None = None, *, placed: bool = True, **options: Any
+    ) -> int:
+        """Open a block, as the conductor does; `placed` if the edge server's own layers come at once."""
         assert self.protocol.block is None
         self.attempts += 1
         self.fed.know(self.attempts)
         cuts = cuts or (1,) * len(self.devices)
-        self.arrived = {}
+        self.arrived, self.early = {}, set()
         planned = len(self.protocol.here())
         self.do(events.BlockOpened(self.attempts, self.attempts, self.rounds + 1, rounds, cuts, planned, **options))
+        if placed:
+            self.finish(actions.PlaceLayers)
         return self.attempts
 
     def connect(self, number: int, *, ready: bool = True, anew: bool = False) -> int:
@@ -127,7 +153,7 @@ class World:
         self.connections += 1
         if anew:
             self.devices[number] = device = Device(number)
-        device.connection, device.inbox, device.ready = self.connections, [], False
+        device.connection, device.inbox, device.ready, device.testing = self.connections, [], False, None
         self.open[device.connection] = number
         self.do(events.Hello(device.connection, number, device.held))
         if ready:
@@ -187,9 +213,12 @@ class World:
             case actions.SendSkip():
                 self.send(device, message.next_round)
             case actions.SendEvaluate() if message.attempt == device.held:
-                self.evaluate(device)
+                device.evaluates = True
                 if not device.pending:
                     self.send(device, device.next_round)
+            case actions.SendEvaluated() if message.attempt == device.held:
+                device.tested.add(message.number)
+                device.testing = None
             case actions.SendDeliver() if message.attempt == device.held:
                 self.deliver(device)
             case actions.SendStop():
@@ -210,13 +239,13 @@ class World:
                 return
             device.held, device.life = plan.attempt, self.life[device.number]
             device.pending = device.learned = 0
-            device.evaluated = False
+            device.evaluates = device.delivered = False
+            device.tested = set()
         device.next_round, device.last_round = plan.next_round, plan.last_round
         if plan.estimate and not device.pending:
-            self.do(events.Activations(device.connection, device.held, plan.estimate, "estimation"))
+            self.say(device.connection, events.Activations(device.connection, device.held, plan.estimate, "estimation"))
             return
-        if plan.evaluate and not device.evaluated:
-            self.evaluate(device)
+        device.evaluates = device.evaluates or plan.evaluate
         self.send(device, device.pending or plan.next_round)
 
     def send(self, device: Device, number: int) -> None:
@@ -227,20 +256,29 @@ class World:
             device.pending = 0
             return
         device.pending = number
-        self.do(events.Activations(device.connection, device.held, number))
+        self.say(device.connection, events.Activations(device.connection, device.held, number))
 
-    def evaluate(self, device: Device, batches: int = 2) -> None:
-        """Send activations of test samples."""
-        for number in range(batches):
-            if device.connection:
-                self.do(events.Activations(device.connection, device.held, number, "evaluation", batches))
-        device.evaluated = True
+    def test(self, number: int, batches: int = 2) -> bool:
+        """Let a device send a mini-batch of test samples, if it waits for the edge server; return whether it did."""
+        device = self.devices[number]
+        waits = device.pending or device.delivered or device.next_round > device.last_round
+        left = [k for k in range(batches) if k not in device.tested]
+        if (
+            not (device.connection and device.evaluates and waits and left)
+            or device.inbox
+            or device.testing is not None
+        ):
+            return False
+        device.testing = left[0]
+        self.say(device.connection, events.Activations(device.connection, device.held, left[0], "evaluation", batches))
+        return True
 
     def deliver(self, device: Device) -> None:
         """Take layers to the fed server, and say so."""
         if self.fed.attempt == device.held:
             self.fed.from_devices[device.number] = device.life
-            self.do(events.Delivered(device.connection, device.held))
+            device.delivered = True
+            self.say(device.connection, events.Delivered(device.connection, device.held))
 
     # --- work ---
 
@@ -268,6 +306,8 @@ class World:
 
     def _outcome(self, action: actions.Action) -> events.Event:  # noqa: PLR0911
         match action:
+            case actions.PlaceLayers():
+                return events.LayersPlaced(action.attempt)
             case actions.GiveLayers():
                 return events.LayersGiven(action.attempt, action.device)
             case actions.TrainRound():
@@ -307,6 +347,7 @@ class World:
         if missing := tuple(device for device in action.devices if device not in both):
             return events.NotDelivered(action.attempt, missing)
         self.averaged.append(action.devices)
+        self.fed.attempt = 0  # nobody can fetch layers of it any more
         return events.Averaged(action.attempt, version=1)
 
     # --- what actions do, and what they must not do ---
@@ -319,8 +360,8 @@ class World:
             self.pending.append(action)
         match action:
             case actions.GiveLayers():
-                self.life[action.device] += 1
-                self.arrived.pop(action.device, None)
+                self._begin_life(action.device)
+                self.early.discard(action.device)
             case actions.TrainRound():
                 self._training = {device: self.arrived[device][0] for device in action.devices}
             case actions.DeliverOwn():
@@ -340,12 +381,25 @@ class World:
             case actions.Diverged():
                 self.diverged = action.reason
             case actions.SendPlan():
-                self.planned[action.connection] = action.attempt
+                self._send_plan(action)
         connection = getattr(action, "connection", None)
         if type(action).__name__.startswith("Send") and connection in self.open:
             receiver = self.devices[self.open[connection]]
             if receiver.connection == connection:
                 receiver.inbox.append(action)
+
+    def _send_plan(self, plan: actions.SendPlan) -> None:
+        self.planned[plan.connection] = plan.attempt
+        block = self.protocol.block
+        if block is not None and not block.placed:
+            self._begin_life(self.open[plan.connection])
+            self.early.add(self.open[plan.connection])
+
+    def _begin_life(self, device: int) -> None:
+        """Let a device begin with the block's layers; once, if it has its plan before the edge server has these."""
+        if device not in self.early:
+            self.life[device] += 1
+            self.arrived.pop(device, None)
 
     def _check(self, action: actions.Action) -> None:
         quorum, block = self.protocol.rules.quorum, self.protocol.block
@@ -359,7 +413,12 @@ class World:
             case actions.Average():
                 assert len(set(action.devices)) >= quorum, "averaged without a quorum"
                 self._check_average(action)
+            case actions.GiveLayers():
+                assert block is not None
+                assert block.placed, "layers given before they are there"
             case actions.UseActivations():
+                assert block is not None
+                assert block.placed, "activations used before layers are there"
                 key = action.device
                 assert key not in self.arrived, "activations were used twice"
             case actions.SendGradients():
@@ -430,7 +489,7 @@ class World:
         while moved:
             moved = self.finish()
             for number in numbers or range(len(self.devices)):
-                moved = self.read(number) or moved
+                moved = self.read(number) or self.test(number) or moved
 
     def drain(self) -> None:
         """Let everybody behave from now on: connect, work, wait; the block has to end."""

@@ -114,3 +114,18 @@ def test_rates_that_cannot_be_do_no_harm(accounts: Accounts, rate: float) -> Non
     phases, _ = accounts.note_round(ledger, 3, {0: lying}, 1.0, now + 0.21, ALL)
     assert sum(phases.values()) == pytest.approx(0.21)
     assert np.isfinite(accounts.measured.transfer_s(0, "downlink_bps", 3200))
+
+
+@pytest.mark.parametrize("later_s", [-0.05, 0.3])
+def test_the_begin_of_a_block_is_charged_to_whose_layers_came_last(accounts: Accounts, later_s: float) -> None:
+    """Until the first activations could be used: b3 is the device's way, or the edge server's own download."""
+    ledger = opened(accounts, 100.0)
+    came = 100.0 + FETCH_S + FORWARD_S + LATENCY_S + TRANSFER_S
+    ledger.placed_at = came + later_s
+    used = max(came, ledger.placed_at)
+    phases, _ = accounts.note_round(ledger, 1, {0: arrival(came)}, 1.0, used + TURN_S, ALL)
+    assert phases["a3"] == pytest.approx(TURN_S)
+    assert phases["a1"] == (pytest.approx(FORWARD_S) if later_s < 0 else 0.0)
+    assert ledger.clock.bottleneck == (latency.EDGE_SERVER if later_s > 0 else "device-1", "b3")
+    assert sum(ledger.clock.seconds.values()) == pytest.approx(used + TURN_S - 100.0)
+    assert ledger.clock.other_s == pytest.approx(0.0, abs=1e-9)

@@ -20,7 +20,7 @@ from adaptsfl.deploy.parties.edge import conductor as conducting
 from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.protocol import EdgeProtocol, events
-from adaptsfl.deploy.protocol.actions import EvaluateBatch
+from adaptsfl.deploy.protocol.actions import EvaluateBatch, SendEvaluated
 from adaptsfl.deploy.protocol.state import Rules
 from adaptsfl.deploy.security.identity import Party
 from adaptsfl.deploy.terms import Terms
@@ -244,9 +244,9 @@ def test_test_samples_that_come_to_no_numbers_on_most_devices_end_the_run_and_th
     class Untestable(DeviceParty):
         testing = False
 
-        async def _evaluate(self, stream: Any) -> None:
+        async def _test(self, *arguments: Any) -> None:
             self.testing = True
-            await super()._evaluate(stream)
+            await super()._test(*arguments)
 
         def _packed(self, activations: torch.Tensor, labels: torch.Tensor) -> tuple[wire.Activations, list[memoryview]]:
             return super()._packed(activations * (NAN if self.testing else 1.0), labels)
@@ -507,12 +507,16 @@ def test_work_is_worked_out_anew_once_another_device_has_measured_it() -> None:
 
 
 def test_a_device_that_announces_another_number_of_test_samples_begins_anew() -> None:
-    protocol = EdgeProtocol(["device-1"], Rules(quorum=1, round_deadline_s=60.0))
+    protocol = EdgeProtocol(["device-1", "device-2"], Rules(quorum=1, round_deadline_s=60.0))
     for event in (
         events.Hello(connection=1, device=0),
         events.Ready(connection=1, samples=10),
-        events.BlockOpened(7, number=1, first_round=1, rounds=1, cuts=(1,), planned=1, evaluate=True),
+        events.Hello(connection=2, device=1),
+        events.Ready(connection=2, samples=10),
+        events.BlockOpened(7, number=1, first_round=1, rounds=1, cuts=(1, 1), planned=2, evaluate=True),
+        events.LayersPlaced(7),
         events.LayersGiven(7, device=0),
+        events.LayersGiven(7, device=1),
     ):
         protocol.handle(event, 0.0)
     assert protocol.block is not None
@@ -522,7 +526,8 @@ def test_a_device_that_announces_another_number_of_test_samples_begins_anew() ->
     def test(number: int, announced: int) -> None:
         for action in protocol.handle(events.Activations(1, 7, number, "evaluation", announced), 0.0):
             assert action == EvaluateBatch(1, 7, 0, number)
-            protocol.handle(events.BatchEvaluated(7, 0, number, (1, 0.5, 8)), 0.0)
+            answer = protocol.handle(events.BatchEvaluated(7, 0, number, (1, 0.5, 8)), 0.0)
+            assert answer == [SendEvaluated(1, 7, number)]
 
     for number in range(2):
         test(number, 2)

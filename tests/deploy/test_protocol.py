@@ -56,18 +56,171 @@ def test_plans_say_where_everybody_is() -> None:
     ]
 
 
-def test_an_evaluation_ends_when_training_goes_on() -> None:
-    world = training(evaluate=True)
-    world.settle()
-    assert of(world, actions.EndEvaluation) == [actions.EndEvaluation(0, 0.5, 0.1)]
+# --- evaluation ---
+
+
+def test_rounds_do_not_wait_for_test_samples_and_all_of_these_count() -> None:
     world = training(evaluate=True)
     world.read_all()
-    late = world.take(actions.EvaluateBatch)
-    while world.finish(actions.EvaluateBatch):
-        pass
+    assert of(world, actions.EvaluateBatch) == []
+    assert [world.test(0), world.test(0), world.test(1)] == [True, False, True]  # one of each device is on its way
+    world.finish(actions.TrainRound)
+    assert len(of(world, actions.SendGradients)) == 2
+    assert of(world, actions.EndEvaluation) == []
     world.settle()
-    world.do(events.BatchEvaluated(late.attempt, late.device, late.number, (0, 100.0, 10)))  # nobody counts it
     assert of(world, actions.EndEvaluation) == [actions.EndEvaluation(0, 0.5, 0.1)]
+    assert sorted((batch.device, batch.number) for batch in of(world, actions.EvaluateBatch)) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert world.ended == [1]
+
+
+def test_an_evaluation_ends_in_the_middle_of_a_block_once_all_samples_have_come() -> None:
+    world = training(evaluate=True, rounds=3)
+    world.read_all()
+    for _ in range(2):
+        for number in (0, 1):
+            assert of(world, actions.EndEvaluation) == []
+            world.test(number)
+            world.finish(actions.EvaluateBatch)
+            world.read_all()
+    assert of(world, actions.EndEvaluation) == [actions.EndEvaluation(0, 0.5, 0.1)]
+    assert presents(world) == [(0, 1)]
+    world.do(events.BatchEvaluated(1, 0, 0, (0, 100.0, 10)))  # nobody counts it
+    world.settle()
+    assert len(of(world, actions.EndEvaluation)) == 1
+
+
+def test_an_evaluation_does_not_end_before_a_block_does_while_a_device_is_away() -> None:
+    world = training(3, evaluate=True)
+    world.read_all()
+    world.lose(2)
+    world.pending.remove(next(action for action in world.pending if isinstance(action, actions.TrainRound)))
+    while world.test(0) or world.test(1) or world.finish(actions.EvaluateBatch):
+        world.read_all()
+    assert world.devices[0].tested == world.devices[1].tested == {0, 1}
+    assert of(world, actions.EndEvaluation) == []
+    world.connect(2)
+    world.read_all(2)
+    while world.test(2) or world.finish(actions.EvaluateBatch):
+        world.read_all()
+    assert len(of(world, actions.EndEvaluation)) == 1
+
+
+def averaged(devices: int = 2, **options: Any) -> World:
+    """A world in which the layers are averaged, and no test samples have been evaluated."""
+    world = training(devices, rounds=1, evaluate=True, **options)
+    world.read_all()
+    for kind in (actions.TrainRound, actions.DeliverOwn, actions.Average):
+        while world.finish(kind):
+            world.read_all()
+    assert world.averaged
+    return world
+
+
+def test_a_block_waits_for_test_samples_once_its_layers_are_averaged() -> None:
+    world = averaged()
+    assert world.ended == []
+    assert world.log[-1] == actions.WaitFor("the devices' test samples")
+    world.settle(0)
+    assert world.ended == []
+    world.settle(1)
+    assert world.ended == [1]
+    assert [type(action) for action in world.log[-2:]] == [actions.EndEvaluation, actions.EndBlock]
+
+
+def test_who_never_finishes_its_evaluation_holds_a_block_until_the_deadline_and_only_once() -> None:
+    world = averaged()
+    world.settle(0)
+    world.wait()
+    assert (world.now, world.ended) == (10.0, [1])  # the deadline of deliveries
+    assert of(world, actions.EndEvaluation) == [actions.EndEvaluation(0, 0.5, 0.1)]
+    for _ in range(2):
+        world.devices[1].inbox.clear()
+        world.devices[1].evaluates = False
+        world.open_block(1, evaluate=True)
+        while world.finish() or world.read(0) or world.read(1) or world.test(0):
+            world.devices[1].evaluates = False
+    assert world.ended == [1, 2, 3]
+    assert world.now == 10.0
+    world.open_block(1, evaluate=True)
+    world.settle()
+    assert not world.protocol.devices[1].untested
+    assert world.now == 10.0
+
+
+def test_samples_are_not_waited_for_beyond_the_deadline_of_deliveries() -> None:
+    world = training(3, quorum=2, rounds=1, evaluate=True)
+    world.read_all()
+    world.finish(actions.TrainRound)
+    world.read_all(0, 1)
+    for _ in range(20):
+        while world.finish():
+            pass
+        if not world.averaged:
+            world.wait()
+    assert world.now == 10.0
+    assert world.ended == [1]
+
+
+def test_who_comes_back_sends_the_test_samples_that_are_missing() -> None:
+    world = training(evaluate=True, rounds=1)
+    world.read_all()
+    world.test(1)
+    world.finish(actions.EvaluateBatch)
+    world.read_all()
+    world.test(1)
+    world.take(actions.EvaluateBatch)  # of the second mini-batch, whose connection is lost
+    world.connect(1)
+    world.settle()
+    assert [batch.number for batch in of(world, actions.EvaluateBatch) if batch.device == 1] == [0, 1, 1]
+    assert of(world, actions.EndEvaluation) == [actions.EndEvaluation(0, 0.5, 0.1)]
+    assert world.ended == [1]
+
+
+def test_who_comes_back_after_the_averaging_goes_on_with_test_samples() -> None:
+    world = averaged()
+    world.connect(1)
+    world.settle()
+    assert len(of(world, actions.SendDeliver)) == 2
+    assert of(world, actions.EndEvaluation) == [actions.EndEvaluation(0, 0.5, 0.1)]
+    assert (world.now, world.ended) == (0.0, [1])
+
+
+def test_who_is_restarted_after_the_averaging_waits_for_the_next_block() -> None:
+    world = averaged()
+    world.connect(1, anew=True)
+    assert of(world, actions.Reopen) == []
+    world.settle()
+    assert (world.now, world.ended) == (0.0, [1])
+    world.open_block(1)
+    world.settle()
+    assert presents(world) == [(0, 1)] * 2
+
+
+def test_test_samples_before_the_statistics_lead_to_nothing() -> None:
+    world = training()
+    world.settle()
+    world.open_block(evaluate=True, estimate=True)
+    while world.finish(actions.GiveLayers):
+        pass
+    world.do(events.Activations(1, 2, 0, "evaluation", 2))
+    assert of(world, actions.EvaluateBatch) == []
+    world.settle()
+    assert len(of(world, actions.EvaluateBatch)) == 4
+    assert len(of(world, actions.EndEvaluation)) == 1
+
+
+def test_only_statistics_that_are_wanted_are_estimated_without_test_samples() -> None:
+    world = training()
+    world.settle()
+    world.open_block(0, evaluate=True, estimate=True, result_wanted=False)
+    world.settle()
+    assert of(world, actions.SendEvaluate) == of(world, actions.EndEvaluation) == []
+    assert world.ended == [1, 2]
 
 
 def test_the_last_evaluation_waits_for_all_samples_and_not_beyond_the_deadline() -> None:
@@ -82,6 +235,92 @@ def test_the_last_evaluation_waits_for_all_samples_and_not_beyond_the_deadline()
     assert world.now == 10.0
     assert world.ended == [1]
     assert of(world, actions.EndEvaluation)
+
+
+# --- layers at the begin of a block ---
+
+
+def opened(devices: int = 2, quorum: int = 1, rounds: int = 2, **options: Any) -> World:
+    """A world in which devices have their plans, and the edge server is still fetching its own layers."""
+    world = World(devices, quorum)
+    for number in range(devices):
+        world.connect(number)
+    world.open_block(rounds, placed=False, **options)
+    return world
+
+
+def test_devices_have_their_plans_while_the_edge_server_fetches_its_layers() -> None:
+    world = opened()
+    assert [type(action) for action in world.log[-3:]] == [actions.PlaceLayers, actions.SendPlan, actions.SendPlan]
+    world.read_all()
+    assert of(world, actions.GiveLayers) == of(world, actions.UseActivations) == []
+    world.settle()
+    assert presents(world) == [(0, 1)] * 2
+    assert len(of(world, actions.SendPlan)) == 2
+    assert world.ended == [1]
+
+
+@pytest.mark.parametrize("estimate", [False, True])
+def test_activations_that_come_before_the_edge_servers_layers_are_kept_and_used_once(estimate: bool) -> None:
+    world = opened()
+    if estimate:
+        world.settle()
+        world.open_block(placed=False, evaluate=True, estimate=True)
+    world.read_all()
+    assert [world.protocol.keeps(connection) for connection in (1, 2)] == [True, True]
+    world.finish(actions.PlaceLayers)
+    assert [world.protocol.keeps(connection) for connection in (1, 2)] == [True, True]
+    world.finish(actions.GiveLayers, device=0)
+    assert [world.protocol.keeps(connection) for connection in (1, 2)] == [False, True]
+    world.settle()
+    assert presents(world)[-2:] == [(0, 1)] * 2
+
+
+def test_a_round_has_its_whole_deadline_once_the_edge_server_has_its_layers() -> None:
+    world = opened(3, quorum=2)
+    world.read_all(0, 1)
+    world.now = 25.0
+    world.do(events.DeadlinePassed())
+    while world.finish(actions.PlaceLayers) or world.finish(actions.GiveLayers):
+        pass
+    assert presents(world) == []
+    assert world.protocol.wake_at == 35.0
+    world.wait()
+    assert presents(world) == [(0, 1)]
+
+
+def test_what_a_lost_device_sent_before_the_layers_came_is_sent_again() -> None:
+    world = opened(quorum=2)
+    world.read_all()
+    world.lose(1)
+    world.finish(actions.PlaceLayers)
+    while world.finish(actions.GiveLayers):
+        pass
+    assert [action.device for action in of(world, actions.UseActivations)] == [0]
+    world.connect(1)
+    world.settle()
+    assert presents(world) == [(0, 1)] * 2
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_who_comes_back_before_the_layers_do_has_its_plan_at_once_if_the_fed_server_knows_the_block(anew: bool) -> None:
+    world = opened(quorum=2)
+    world.read_all()
+    connection = world.connect(1, anew=anew)
+    assert len(of(world, actions.SendPlan)) == 2
+    world.finish(actions.Reopen)
+    assert [plan.connection for plan in of(world, actions.SendPlan)] == [1, 2, connection]
+    world.settle()
+    assert presents(world) == [(0, 1)] * 2
+    assert world.ended == [1]
+
+
+def test_layers_that_come_after_their_block_change_nothing() -> None:
+    world = opened(1)
+    late = world.take(actions.PlaceLayers)
+    world.do(events.NotFinite(0, 1))
+    assert world.diverged
+    assert world.do(events.LayersPlaced(late.attempt)) == []
 
 
 # --- races ---
@@ -178,7 +417,7 @@ def test_layers_that_were_meant_for_a_block_that_is_over_are_no_admission_to_the
     assert world.ended == [1]
     world.open_block()
     world.do(events.LayersGiven(late.attempt, late.device))
-    assert not [plan for plan in of(world, actions.SendPlan) if plan.attempt == 2]
+    assert world.protocol.devices[late.device].attempt == 0
 
 
 def test_a_second_connection_ends_the_first_and_the_older_one_is_refused() -> None:
@@ -252,6 +491,7 @@ def test_whoever_is_being_given_layers_is_waited_for() -> None:
     world.finish(actions.GiveLayers, device=0)
     world.read_all(0)
     assert presents(world) == []
+    assert len(of(world, actions.GiveLayers)) == 2
     world.settle()
     assert presents(world) == [(0, 1)] * 2
 
@@ -807,7 +1047,7 @@ class AnyOrder(RuleBasedStateMachine):
         for number in range(connected):
             self.world.connect(number)
         if connected >= quorum:
-            self.open(rounds=1, evaluate=False, estimate=False, cuts=(1,) * (HOSTILE + 1))
+            self.open(rounds=1, evaluate=False, estimate=False, placed=True, cuts=(1,) * (HOSTILE + 1))
         self.go_on(steps)
 
     @rule(steps=st.integers(1, 20))
@@ -818,10 +1058,16 @@ class AnyOrder(RuleBasedStateMachine):
                 self.world.read(step % (HOSTILE + 1))
 
     @precondition(lambda self: not self.running and self.world.protocol.enough())
-    @rule(rounds=st.integers(1, 3), evaluate=st.booleans(), estimate=st.booleans(), cuts=st.tuples(*[st.just(1)] * 4))
-    def open(self, rounds: int, evaluate: bool, estimate: bool, cuts: tuple[int, ...]) -> None:
+    @rule(
+        rounds=st.integers(1, 3),
+        evaluate=st.booleans(),
+        estimate=st.booleans(),
+        placed=st.booleans(),
+        cuts=st.tuples(*[st.just(1)] * 4),
+    )
+    def open(self, rounds: int, evaluate: bool, estimate: bool, placed: bool, cuts: tuple[int, ...]) -> None:
         self.blocks += 1
-        self.world.open_block(rounds, cuts, evaluate=evaluate, estimate=estimate)
+        self.world.open_block(rounds, cuts, placed=placed, evaluate=evaluate, estimate=estimate)
 
     @rule(number=DEVICE, anew=st.booleans(), ready=st.booleans())
     def connect(self, number: int, anew: bool, ready: bool) -> None:
@@ -833,6 +1079,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.world.read(number)
 
     @rule(number=DEVICE)
+    def test(self, number: int) -> None:
+        self.world.test(number)
+
+    @rule(number=DEVICE)
     def lose(self, number: int) -> None:
         self.world.lose(number)
 
@@ -841,7 +1091,9 @@ class AnyOrder(RuleBasedStateMachine):
     def finish(self, turn: int) -> None:
         """What computes ends in its order, what calls the fed server in any."""
         world = self.world
-        computing = [a for a in world.pending if isinstance(a, actions.GiveLayers | actions.TrainRound)]
+        computing = [
+            a for a in world.pending if isinstance(a, actions.PlaceLayers | actions.GiveLayers | actions.TrainRound)
+        ]
         calling = [a for a in world.pending if a not in computing]
         action = ([*computing[:1], *calling])[turn % (len(calling) + bool(computing))]
         world.finish(type(action), device=getattr(action, "device", None))

@@ -21,8 +21,9 @@ from adaptsfl.deploy.parties.edge.service import EdgeService
 from adaptsfl.deploy.parties.edge.sessions import Arrival, Session
 from adaptsfl.deploy.parties.fed.server import FedServer
 from adaptsfl.deploy.parties.local_fleet import free_port
-from adaptsfl.deploy.protocol import rounds
-from adaptsfl.deploy.protocol.state import BlockState, State
+from adaptsfl.deploy.protocol import evaluation
+from adaptsfl.deploy.protocol.block import BlockState
+from adaptsfl.deploy.protocol.state import State
 from adaptsfl.deploy.security.identity import SERVER_OPTIONS, Party, listen, open_channel
 from adaptsfl.deploy.service import Calls, NotNow, Service
 from adaptsfl.deploy.terms import Terms
@@ -202,7 +203,9 @@ def test_activations_whose_device_is_lost_before_they_are_used_count(
             busy, read = threading.Event(), asyncio.Event()
 
             def act() -> None:
-                here.conductor.executor._thread.submit(busy.wait, PATIENCE_S)  # so that what was read has to wait
+                here.conductor.executor.computing._thread.submit(
+                    busy.wait, PATIENCE_S
+                )  # so that what was read has to wait
                 read.set()
 
             on_arrival(monkeypatch, 1, 2, act)
@@ -274,19 +277,13 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path, monkeyp
     class Broken(Slow):
         breaks = 1
 
-        async def _evaluate(self, stream: Any) -> None:
-            batches = self.data.test_batches
+        async def _test(self, *arguments: Any) -> None:
+            await super()._test(*arguments)
             if self.breaks:
                 self.breaks -= 1
-                object.__setattr__(self.data, "test_batches", lambda: batches()[:1] * 3)
-                await super()._evaluate(stream)
-                object.__setattr__(self.data, "test_batches", batches)
-                self._holding().evaluated = False
                 executor = here_edge[0].executor
                 session = executor._sessions[executor.protocol.devices[1].connection]
                 session.close(NotNow("cut"))  # as it looks from here when the connection is lost
-                return
-            await super()._evaluate(stream)
 
     async def scenario() -> None:
         async with house(tmp_path, ALL_NEEDED, NO_DEADLINE, "run.rounds=4", "run.evaluate_every=100") as here:
@@ -294,14 +291,14 @@ def test_an_evaluation_that_was_broken_off_is_sent_again(tmp_path: Path, monkeyp
             for device in (here.device(1), here.device(2, Broken)):
                 here.start(device.run())
             counted: list[int] = []
-            end = rounds.end_evaluation
+            end = evaluation.end_evaluation
 
             def ended(state: State, block: BlockState) -> None:
                 if block.evaluation is not None:
                     counted.append(sum(row[2] for rows in block.evaluation.found.values() for row in rows.values()))
                 end(state, block)
 
-            monkeypatch.setattr(rounds, "end_evaluation", ended)
+            monkeypatch.setattr(evaluation, "end_evaluation", ended)
             assert await here.conductor.run() == "rounds"
             assert counted == [40]
 

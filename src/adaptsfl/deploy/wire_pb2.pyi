@@ -41,7 +41,7 @@ class FromDevice(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., activations: _Optional[_Union[Activations, _Mapping]] = ..., chunk: _Optional[bytes] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class ToDevice(_message.Message):
-    __slots__ = ("welcome", "plan", "gradients", "chunk", "skip", "deliver", "stop", "evaluate")
+    __slots__ = ("welcome", "plan", "gradients", "chunk", "skip", "deliver", "stop", "evaluate", "evaluated")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class ToDevice(_message.Message):
     DELIVER_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     plan: Plan
     gradients: Gradients
@@ -58,7 +59,8 @@ class ToDevice(_message.Message):
     deliver: Deliver
     stop: Stop
     evaluate: Evaluate
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., chunk: _Optional[bytes] = ..., skip: _Optional[_Union[Skip, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ...) -> None: ...
+    evaluated: Evaluated
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., chunk: _Optional[bytes] = ..., skip: _Optional[_Union[Skip, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("device", "attempt", "version")
@@ -173,6 +175,14 @@ class Evaluate(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     def __init__(self, attempt: _Optional[int] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("attempt", "number")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    number: int
+    def __init__(self, attempt: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Deliver(_message.Message):
     __slots__ = ("attempt",)

@@ -24,7 +24,7 @@ class SendPlan(Action):
     """Send the plan of the block.
 
     Attributes:
-        evaluate: whether to evaluate before the first round.
+        evaluate: whether to evaluate the layers as they are fetched, while the device waits for gradients.
         estimate: the round on whose mini-batch batch-norm's statistics are estimated; 0 if they are not.
     """
 
@@ -64,6 +64,15 @@ class SendEvaluate(Action):
 
 
 @dataclass(frozen=True)
+class SendEvaluated(Action):
+    """Tell a device that a mini-batch of its test samples was evaluated, so that it may send another one."""
+
+    connection: int
+    attempt: int
+    number: int
+
+
+@dataclass(frozen=True)
 class SendDeliver(Action):
     """Ask a device to deliver its layers to the fed server."""
 
@@ -97,6 +106,13 @@ class Close(Action):
 
 
 @dataclass(frozen=True)
+class PlaceLayers(Action):
+    """Fetch the averaged layers that run at the edge server in the block, and place them."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
 class GiveLayers(Action):
     """Initialise a device's layers above its cut with the weights with which the block began."""
 
@@ -115,7 +131,7 @@ class UseActivations(Action):
 
 @dataclass(frozen=True)
 class EvaluateBatch(Action):
-    """Evaluate the mini-batch that has just arrived."""
+    """Evaluate the mini-batch that has just arrived with the model with which the block began."""
 
     connection: int
     attempt: int

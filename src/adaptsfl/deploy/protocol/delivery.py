@@ -5,8 +5,9 @@ If devices are lost or the fed server restarts meanwhile, the block still ends, 
 
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events as on
+from adaptsfl.deploy.protocol.block import BlockState
 from adaptsfl.deploy.protocol.membership import admit_waiting, reopen, send_away
-from adaptsfl.deploy.protocol.state import BlockState, State
+from adaptsfl.deploy.protocol.state import State
 
 FIRST_CHECK_S, LONGEST_CHECK_S = 0.5, 5.0  # pauses between checks whether the fed server still knows the block
 
@@ -140,7 +141,7 @@ def not_delivered(state: State, event: on.NotDelivered, now: float) -> None:
 
 
 def averaged(state: State, event: on.Averaged, _now: float) -> None:
-    """End the block, and count the devices that did not deliver; a device that does so repeatedly is shut out."""
+    """Count the devices that did not deliver; a device that does so repeatedly is shut out. Then end the block."""
     block = state.block
     if block is None or block.attempt != event.attempt or block.phase != "averaging":
         return
@@ -150,5 +151,6 @@ def averaged(state: State, event: on.Averaged, _now: float) -> None:
         elif device.connection is not None and device.attempt == block.attempt:
             device.failed_to_deliver()
             send_away(state, device)
-    state.block = None
-    state.emit(do.EndBlock(block.attempt))
+    for device in state.devices:
+        device.admission = ""
+    block.phase, block.test_deadline = "testing", block.deliveries.deadline

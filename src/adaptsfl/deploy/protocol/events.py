@@ -121,7 +121,7 @@ class Delivered(Event):
 
 @dataclass(frozen=True)
 class BlockOpened(Event):
-    """The fed server knows a block, and the edge server has placed its layers.
+    """The fed server knows a block: parties can fetch their layers.
 
     Attributes:
         rounds: their number; 0 in the last block of a run, which only evaluates the model.
@@ -141,6 +141,13 @@ class BlockOpened(Event):
     evaluate: bool = False
     estimate: bool = False
     result_wanted: bool = True
+
+
+@dataclass(frozen=True)
+class LayersPlaced(Event):
+    """The edge server has fetched and placed the layers with which it begins the block."""
+
+    attempt: int
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from adaptsfl.deploy.protocol import delivery, events, membership, rounds
+from adaptsfl.deploy.protocol import delivery, evaluation, events, membership, rounds
 from adaptsfl.deploy.protocol.actions import Action
-from adaptsfl.deploy.protocol.state import BlockState, State
+from adaptsfl.deploy.protocol.block import BlockState
+from adaptsfl.deploy.protocol.state import State
 
 TRANSITIONS: dict[type[events.Event], Callable[[State, Any, float], None]] = {
     events.Hello: membership.hello,
@@ -15,15 +16,16 @@ TRANSITIONS: dict[type[events.Event], Callable[[State, Any, float], None]] = {
     events.Disconnected: membership.disconnected,
     events.Violated: membership.violated,
     events.GaveUp: membership.gave_up,
-    events.LayersGiven: membership.layers_given,
     events.RunOver: membership.run_over,
     events.BlockOpened: rounds.block_opened,
+    events.LayersPlaced: rounds.layers_placed,
+    events.LayersGiven: rounds.layers_given,
     events.Activations: rounds.activations,
     events.StaleActivations: rounds.stale_activations,
     events.NotFinite: rounds.not_finite,
     events.RoundTrained: rounds.round_trained,
     events.RoundRejected: rounds.round_rejected,
-    events.BatchEvaluated: rounds.batch_evaluated,
+    events.BatchEvaluated: evaluation.batch_evaluated,
     events.MomentsRejected: rounds.moments_rejected,
     events.MomentsMerged: rounds.moments_merged,
     events.Delivered: delivery.delivered,
@@ -37,7 +39,7 @@ TRANSITIONS: dict[type[events.Event], Callable[[State, Any, float], None]] = {
 SETTLE: dict[str, Callable[[State, BlockState, float], None]] = {
     "estimating": rounds.settle_estimating,
     "training": rounds.settle_round,
-    "testing": rounds.settle_testing,
+    "testing": evaluation.settle_testing,
     "delivering": delivery.settle_delivering,
 }
 
@@ -70,7 +72,13 @@ class EdgeProtocol(State):
 
     def expects(self, connection: int, attempt: int) -> bool:
         """Whether activations that a connection announces are of the block under way."""
-        return self.current(connection, attempt) is not None
+        return self.current(connection, attempt) is not None or self.awaiting_layers(connection, attempt) is not None
+
+    def keeps(self, number: int) -> bool:
+        """Whether activations of a connection wait until the edge server holds the layers that they are for."""
+        connection, block = self.connections.get(number), self.block
+        kept = None if connection is None else connection.kept
+        return kept is not None and block is not None and kept.attempt == block.attempt
 
     def may_start(self, now: float, deadline: float) -> bool:
         """Whether a run may begin: with all devices that can take part, or after the deadline with a quorum."""

@@ -3,7 +3,8 @@
 from adaptsfl.checks import printable
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events as on
-from adaptsfl.deploy.protocol.state import BlockState, Connection, DeviceState, Shutdown, State
+from adaptsfl.deploy.protocol.block import BlockState
+from adaptsfl.deploy.protocol.state import Connection, DeviceState, Shutdown, State
 
 
 def hello(state: State, event: on.Hello, _now: float) -> None:
@@ -39,11 +40,11 @@ def ready(state: State, event: on.Ready, _now: float) -> None:
     state.emit(do.Show((device.number,)))
     if state.shutdown is not None:
         send_stop(state, connection)
-    elif block is not None and device.attempt != block.attempt and device.admission != "giving":
+    elif block is None or device.attempt == block.attempt or (device.admission == "giving" and block.placed):
+        admit(state, device)
+    elif not block.averaged:  # else there are no layers to fetch before the next block
         device.admission = "reopening"  # it will fetch layers from the fed server
         reopen(state, block)
-    else:
-        admit(state, device)
 
 
 def reopen(state: State, block: BlockState) -> None:
@@ -54,13 +55,17 @@ def reopen(state: State, block: BlockState) -> None:
 
 
 def admit(state: State, device: DeviceState) -> None:
-    """Give a device layers of the block if it has none, or send it the plan, once per connection and block."""
+    """Give a device layers of the block if it has none, and send it the plan, once per connection and block.
+
+    While the edge server fetches its layers of the block, devices have the plan already and fetch theirs.
+    """
     block, connection = state.block, state.live(device)
-    if block is None or connection is None or connection.planned == block.attempt or device.admission == "giving":
+    if block is None or connection is None or connection.planned == block.attempt:
         return
-    if device.attempt != block.attempt:
+    if device.attempt != block.attempt and device.admission != "giving":
         _give_layers(state, device, block)
-        return
+    if device.admission == "giving" and block.placed:
+        return  # the plan follows once the edge server holds the layers
     connection.planned = block.attempt
     estimation = block.estimation
     state.emit(
@@ -88,11 +93,19 @@ def _give_layers(state: State, device: DeviceState, block: BlockState) -> None:
     block.trained.discard(device.number)
     block.deliveries.leave_out(device.number)
     device.cut, device.answered, device.admission = block.cuts[device.number], 0, "giving"
-    state.emit(do.GiveLayers(block.attempt, device.number, device.cut))
+    if block.placed:
+        state.emit(do.GiveLayers(block.attempt, device.number, device.cut))
 
 
-def layers_given(state: State, event: on.LayersGiven, _now: float) -> None:
-    """Send the plan to a device whose layers the edge server now holds."""
+def give_waiting(state: State, block: BlockState) -> None:
+    """Give layers to the devices that have waited until the edge server had placed its own."""
+    for device in state.devices:
+        if device.admission == "giving":
+            state.emit(do.GiveLayers(block.attempt, device.number, device.cut))
+
+
+def layers_given(state: State, event: on.LayersGiven) -> None:
+    """Send the plan to a device whose layers the edge server now holds, unless it has the plan."""
     device, block = state.devices[event.device], state.block
     if block is not None and block.attempt == event.attempt and device.admission == "giving":
         device.attempt, device.admission = block.attempt, ""

@@ -1,14 +1,18 @@
-"""Rounds: trained with all connected devices, or after the deadline with the devices that have sent activations."""
+"""Rounds: trained with all connected devices, or after the deadline with the devices that have sent activations.
+
+Before the first round of a block that evaluates, batch-norm's statistics are estimated.
+"""
 
 from adaptsfl.deploy.protocol import actions as do
-from adaptsfl.deploy.protocol import delivery
+from adaptsfl.deploy.protocol import delivery, evaluation, membership
 from adaptsfl.deploy.protocol import events as on
-from adaptsfl.deploy.protocol.membership import admit
-from adaptsfl.deploy.protocol.state import BlockState, DeviceState, Estimation, Evaluation, Round, State
+from adaptsfl.deploy.protocol.block import BlockState, Estimation, Evaluation, Round
+from adaptsfl.deploy.protocol.membership import admit, give_waiting
+from adaptsfl.deploy.protocol.state import DeviceState, State
 
 
-def block_opened(state: State, event: on.BlockOpened, now: float) -> None:
-    """Begin a block with all connected devices."""
+def block_opened(state: State, event: on.BlockOpened, _now: float) -> None:
+    """Send plans to all connected devices, and have the edge server's own layers placed meanwhile."""
     state.rounds = event.first_round - 1
     estimation = Estimation(state.rounds) if event.evaluate and event.estimate else None
     state.block = BlockState(
@@ -18,19 +22,38 @@ def block_opened(state: State, event: on.BlockOpened, now: float) -> None:
         rounds=event.rounds,
         cuts=event.cuts,
         planned=event.planned,
-        phase="estimating",
+        phase="placing",
         result_wanted=event.result_wanted,
         round=Round(event.first_round) if event.rounds else None,
         evaluation=Evaluation(state.rounds) if event.evaluate else None,
         estimation=estimation,
-        estimation_deadline=now + state.rules.round_deadline_s,
     )
-    if estimation is None:
-        _begin_training(state, state.block, now)
+    state.emit(do.PlaceLayers(event.attempt))
     for device in state.devices:
         device.attempt, device.admission = 0, ""
     for device in state.here():
         admit(state, device)
+
+
+def layers_placed(state: State, event: on.LayersPlaced, now: float) -> None:
+    """Begin with the estimation of statistics or with the first round, and give devices their layers."""
+    block = state.block
+    if block is None or block.attempt != event.attempt or block.placed:
+        return
+    if block.estimation is None:
+        _begin_training(state, block, now)
+    else:
+        block.phase, block.estimation_deadline = "estimating", now + state.rules.round_deadline_s
+    give_waiting(state, block)
+
+
+def layers_given(state: State, event: on.LayersGiven, now: float) -> None:
+    """Admit a device whose layers the edge server now holds, and handle the activations that were kept until then."""
+    membership.layers_given(state, event)
+    connection = state.live(state.devices[event.device])
+    if connection is not None and connection.kept is not None:
+        kept, connection.kept = connection.kept, None
+        activations(state, kept, now)
 
 
 def _begin_training(state: State, block: BlockState, now: float) -> None:
@@ -46,12 +69,15 @@ def _begin_training(state: State, block: BlockState, now: float) -> None:
 
 
 def activations(state: State, event: on.Activations, _now: float) -> None:
-    """Dispatch activations by their purpose."""
+    """Dispatch activations by their purpose; keep those that arrive before the edge server holds the layers."""
+    if (connection := state.awaiting_layers(event.connection, event.attempt)) is not None:
+        connection.kept = event
+        return
     device, block = state.current(event.connection, event.attempt), state.block
     if device is None or block is None:
         return  # the block was closed meanwhile, or the device has reconnected and sends them again
     if event.purpose == "evaluation":
-        _test_batch(state, block, device, event)
+        evaluation.test_batch(state, block, device, event)
     elif event.purpose == "estimation":
         _for_estimation(state, block, device, event)
     elif block.first_round <= event.number <= block.last_round:
@@ -98,19 +124,6 @@ def _skip(state: State, number: int, next_round: int) -> None:
     if connection is not None and not connection.closing:
         connection.skipped_to = next_round
         state.emit(do.SendSkip(number, next_round))
-
-
-def _test_batch(state: State, block: BlockState, device: DeviceState, event: on.Activations) -> None:
-    """Have a mini-batch of a device's test samples evaluated, unless training has gone on meanwhile."""
-    if block.evaluation is None:
-        state.useless(event.connection)
-        return
-    block.evaluation.announced(device.number, event.batches)
-    if event.number >= event.batches:
-        reason = f"test samples {event.number} came of {event.batches} that were announced"
-        state.close(event.connection, reason, violation=True)
-        return
-    state.emit(do.EvaluateBatch(event.connection, block.attempt, device.number, event.number))
 
 
 def _for_estimation(state: State, block: BlockState, device: DeviceState, event: on.Activations) -> None:
@@ -213,7 +226,6 @@ def round_trained(state: State, event: on.RoundTrained, now: float) -> None:
         device.answered, connection = event.round, state.live(device)
         if connection is not None and connection.planned == block.attempt:  # else it sends again once it has its plan
             state.emit(do.SendGradients(connection.number, device.number, event.round))
-    end_evaluation(state, block)
     if event.round < block.last_round:
         block.round = Round(event.round + 1, now + state.rules.round_deadline_s)
         for early in sorted(current.early):
@@ -239,36 +251,7 @@ def round_rejected(state: State, event: on.RoundRejected, now: float) -> None:
     _reject(state, event.devices)
 
 
-# --- evaluation ---
-
-
-def batch_evaluated(state: State, event: on.BatchEvaluated, _now: float) -> None:
-    """Count a mini-batch of test samples, unless training has gone on meanwhile."""
-    block = state.block
-    if block is not None and block.attempt == event.attempt and block.evaluation is not None:
-        block.evaluation.add(event.device, event.number, event.row)
-
-
-def end_evaluation(state: State, block: BlockState) -> None:
-    """Report the result of the evaluation, once training goes on."""
-    evaluation, block.evaluation = block.evaluation, None
-    result = None if evaluation is None else evaluation.result()
-    if evaluation is not None and result is not None:
-        state.emit(do.EndEvaluation(evaluation.round, *result))
-
-
-def settle_testing(state: State, block: BlockState, now: float) -> None:
-    """End the last evaluation once all connected devices have sent all samples, or the deadline has passed."""
-    evaluation = block.evaluation
-    if evaluation is not None and now < block.test_deadline:
-        arriving = any(d.admission == "giving" for d in state.here())
-        untested = any(not evaluation.complete(device.number) for device in state.holding())
-        if untested or arriving or not state.enough():
-            state.wake_at = block.test_deadline
-            return
-    end_evaluation(state, block)
-    state.block = None
-    state.emit(do.EndBlock(block.attempt))
+# --- batch-norm's statistics ---
 
 
 def settle_estimating(state: State, block: BlockState, now: float) -> None:
@@ -314,13 +297,13 @@ def moments_merged(state: State, event: on.MomentsMerged, now: float) -> None:
     block.estimation.closed, block.estimation.merged = True, event.merged
     if not event.merged:
         state.emit(do.Say("batch-norm's statistics could not be re-estimated: no evaluation this time"))
+    if not event.merged or not block.result_wanted:
+        block.evaluation = None
     for device in state.here():
         connection = state.live(device)
         if connection is not None and connection.planned == block.attempt:
-            if event.merged:
+            if block.evaluation is not None:
                 state.emit(do.SendEvaluate(connection.number, block.attempt))
             else:
                 _skip(state, connection.number, block.first_round)
-    if not event.merged or not block.result_wanted:
-        block.evaluation = None
     _begin_training(state, block, now)

@@ -1,17 +1,16 @@
 """A device: its own data, the first layers of the model, and a connection that may break at any time.
 
-It carries out the edge server's messages one by one. Its state (layers, the activations that it sent last) outlives a
-connection: after it reconnects it goes on where it was, if the edge server is still in the same block.
+It carries out the edge server's messages one by one; while it waits for the next one, it sends test samples. Its state
+(layers, the activations that it sent last) outlives a connection: after it reconnects it goes on where it was, if the
+edge server is still in the same block.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -21,8 +20,10 @@ from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.layers_file import Template
 from adaptsfl.deploy.moments_file import plausible
-from adaptsfl.deploy.parties.device.calls import FIRST_WAIT_S, read_to_end, retried, write
+from adaptsfl.deploy.parties.device.calls import FIRST_WAIT_S, EdgeStream, ready_message, retried
 from adaptsfl.deploy.parties.device.data import DeviceData, load_device_data
+from adaptsfl.deploy.parties.device.evaluation import DeviceEvaluation, copied
+from adaptsfl.deploy.parties.device.held import Held
 from adaptsfl.deploy.parties.fed.client import FedClient
 from adaptsfl.deploy.parties.probe import LinkRates, measure_link
 from adaptsfl.deploy.security.identity import Credentials, Party, open_channel
@@ -33,7 +34,7 @@ from adaptsfl.deploy.transfer import Incoming
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, TrainingDiverged, first_line
 from adaptsfl.models import SplitModel
 from adaptsfl.training.reference import DeviceSide
-from adaptsfl.training.statistics import evaluated, recorded, running_buffers
+from adaptsfl.training.statistics import recorded, running_buffers
 from adaptsfl.training.timing import LayerTimes, time_layers
 
 LONGEST_WAIT_S, WAIT_GROWTH = 15.0, 1.5  # between two attempts to connect
@@ -47,25 +48,7 @@ FINAL = (
 # A server that rejects our certificate closes the connection without a reason. So does a proxy before its server is up.
 RETRY_S = 60.0
 CLOSED, MOST_CLOSED = ("failed to connect", "Socket closed"), 4
-NO_STATISTICS: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
-
-
-@dataclass
-class Held:
-    """A device's state in a block."""
-
-    attempt: int
-    block: int
-    last_round: int
-    cut: int
-    next_round: int
-    device: DeviceSide
-    pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
-    learned: int = 0  # the last round whose gradients it applied
-    evaluated: bool = False  # whether all test samples were sent
-    fed_downlink: float = 0.0
-    fetch_s: float = 0.0
 
 
 class DeviceParty:
@@ -139,52 +122,78 @@ class DeviceParty:
         to_fed = open_channel(self.fed, "fed", self.credentials, self.party, OPTIONS)
         async with to_edge, to_fed:
             links = {"edge": Calls(to_edge, "Edge"), "fed": Calls(to_fed, "Fed")}
-            stream = links["edge"].train()
+            stream = EdgeStream(links["edge"].train())
             attempt = 0 if self.held is None else self.held.attempt
+            if self.held is not None and self.held.evaluation is not None:
+                self.held.evaluation.pause()
             hello = wire.Hello(device=self.party.name, attempt=attempt, version=PROTOCOL)
             try:
                 await stream.write(wire.FromDevice(hello=hello))
                 return await self._obey(stream, links)
             except asyncio.InvalidStateError:  # the connection was lost while we wrote; reading raises the cause
-                await read_to_end(stream)
+                await stream.read_to_end()
                 return None
             except (BadMessage, InvalidInput, NotWritten, TrainingDiverged) as error:
                 failure = wire.Failure(reason=str(error)[:500], diverged=isinstance(error, TrainingDiverged))
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await stream.write(wire.FromDevice(failure=failure))
                     await stream.done_writing()
-                    await read_to_end(stream)  # else the connection might end before that was sent
+                    await stream.read_to_end()  # else the connection might end before that was sent
                 raise
+            finally:
+                await stream.end()
 
-    async def _obey(self, stream: Any, links: dict[str, Calls]) -> str | None:
+    async def _obey(self, stream: EdgeStream, links: dict[str, Calls]) -> str | None:
         while True:
-            message = await stream.read()
+            message = await stream.read(partial(self._idle_job, stream))
             if message is grpc.aio.EOF:
                 return None
             match message.WhichOneof("kind"):
-                case "welcome":
-                    await self._prepare(message.welcome, links)
-                    await stream.write(wire.FromDevice(ready=self._ready))
-                case "plan":
-                    await self._begin(message.plan, stream, links["fed"])
                 case "gradients":
                     if not await self._learn(message.gradients, stream):
                         return None
-                case "skip":
-                    await self._send(stream, message.skip.next_round)
-                case "evaluate":
-                    await self._evaluate_estimated(message.evaluate.attempt, stream, links["fed"])
-                case "deliver":
-                    await self._deliver(message.deliver.attempt, stream, links["fed"])
                 case "stop":
-                    if message.stop.done:
-                        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                            await stream.done_writing()  # tells the edge server that this device is informed
-                            await read_to_end(stream)
-                        return str(message.stop.reason)
-                    self.say(message.stop.reason)
-                case kind:
-                    raise BadMessage(f"the edge server sent {kind or 'nothing'} where it had no place")
+                    reason = await self._stopped(message.stop, stream)
+                    if reason is not None:
+                        return reason
+                case _:
+                    await self._carry_out(message, stream, links)
+
+    async def _carry_out(self, message: wire.ToDevice, stream: EdgeStream, links: dict[str, Calls]) -> None:
+        match message.WhichOneof("kind"):
+            case "welcome":
+                await self._prepare(message.welcome, links)
+                await stream.write(wire.FromDevice(ready=self._ready))
+            case "plan":
+                await self._begin(message.plan, stream, links["fed"])
+            case "skip":
+                await self._send(stream, message.skip.next_round)
+            case "evaluate":
+                await self._evaluate_estimated(message.evaluate.attempt, stream, links["fed"])
+            case "evaluated":
+                self._evaluated(message.evaluated)
+            case "deliver":
+                await self._deliver(message.deliver.attempt, stream, links["fed"])
+            case kind:
+                raise BadMessage(f"the edge server sent {kind or 'nothing'} where it had no place")
+
+    async def _stopped(self, stop: wire.Stop, stream: EdgeStream) -> str | None:
+        """Return why the run is over; None if the device may go on."""
+        if not stop.done:
+            self.say(stop.reason)
+            return None
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await stream.done_writing()  # tells the edge server that this device is informed
+            await stream.read_to_end()
+        return str(stop.reason)
+
+    def _idle_job(self, stream: EdgeStream) -> Coroutine[Any, Any, None] | None:
+        """Return what can be done while this device waits for the edge server: one mini-batch of test samples."""
+        held = self.held
+        if held is None or held.evaluation is None or not held.waits:
+            return None
+        number = held.evaluation.take()
+        return None if number is None else self._test(held, held.evaluation, number, stream)
 
     async def _prepare(self, welcome: wire.Welcome, links: dict[str, Calls]) -> None:
         """Build the model, read the data and measure this device's speed and links; once."""
@@ -216,7 +225,7 @@ class DeviceParty:
             raise InvalidInput("data", problem, "Give data that fit the model")
         return time_layers(self.model, inputs[:1], terms.batch_size)
 
-    async def _begin(self, plan: wire.Plan, stream: Any, fed: Calls) -> None:
+    async def _begin(self, plan: wire.Plan, stream: EdgeStream, fed: Calls) -> None:
         """Follow a plan: fetch the layers, unless this device already holds them, and train the next round."""
         if self.terms is None:
             raise BadMessage("the edge server sent a plan before its settings")
@@ -226,13 +235,17 @@ class DeviceParty:
             await self._fetch(plan, fed)
         held = self._holding()
         held.next_round = plan.next_round
+        if (plan.evaluate or plan.estimate) and held.start is None and not held.learned:
+            held.start = await asyncio.to_thread(copied, held.device)
         if plan.estimate and held.pending is None:  # the edge server says when to go on
             await self._estimate(plan.estimate, stream, fed)
             return
-        if plan.evaluate and not held.evaluated:
-            await self._evaluate(stream)
+        if plan.evaluate and held.evaluation is None and held.start is not None:
+            held.evaluation = DeviceEvaluation(held.start, self.data.test_batches())
+        if held.evaluation is not None:
+            held.evaluation.go_on()
         if held.pending is not None:
-            await write(stream, *held.pending)
+            await stream.send(*held.pending)
         else:  # also if it was disconnected when the other devices went on
             await self._send(stream, plan.next_round)
 
@@ -247,7 +260,7 @@ class DeviceParty:
         rounds = f"rounds {plan.next_round} to {last}" if plan.next_round <= last else "the end"
         self.say(f"block {plan.block}: {rounds}, cut {plan.cut}")
 
-    async def _send(self, stream: Any, round_: int) -> None:
+    async def _send(self, stream: EdgeStream, round_: int) -> None:
         """Run the device's layers on the mini-batch of a round and send the activations."""
         held = self._holding()
         if not 1 <= round_ <= held.last_round:
@@ -261,7 +274,7 @@ class DeviceParty:
         header.round, header.forward_s, header.backward_s = round_, forward_s, self._backward_s
         header.downlink, header.fetch_s = self._downlink, held.fetch_s
         held.pending = header, parts
-        await write(stream, header, parts)
+        await stream.send(header, parts)
 
     def _packed(self, activations: Tensor, labels: Tensor) -> tuple[wire.Activations, list[memoryview]]:
         assert self.terms is not None
@@ -270,7 +283,7 @@ class DeviceParty:
         header = wire.Activations(attempt=self._holding().attempt, labels=about_labels, tensor=about)
         return header, [label_data, data]
 
-    async def _learn(self, gradients: wire.Gradients, stream: Any) -> bool:
+    async def _learn(self, gradients: wire.Gradients, stream: EdgeStream) -> bool:
         """Run the backward pass through the device's layers, then go on with the next round.
 
         Returns whether the connection is still open; if not, the device requests the gradients again.
@@ -303,7 +316,7 @@ class DeviceParty:
         await self._send(stream, gradients.round + 1)
         return True
 
-    async def _estimate(self, round_: int, stream: Any, fed: Calls) -> None:
+    async def _estimate(self, round_: int, stream: EdgeStream, fed: Calls) -> None:
         """Send data to estimate batch-norm's statistics: moments to the fed server, activations to the edge server."""
         held, client = self._holding(), FedClient(fed, self.template)
         layers = range(1, held.cut + 1)
@@ -316,34 +329,42 @@ class DeviceParty:
             await retried(bring)  # a fed server that does not know the block has none to merge either
         header, parts = self._packed(activations, labels)
         header.round, header.estimation = round_, True
-        await write(stream, header, parts)
+        await stream.send(header, parts)
 
-    async def _evaluate_estimated(self, attempt: int, stream: Any, fed: Calls) -> None:
-        """Evaluate with merged statistics, and go on; if the fed server has lost them, skip the evaluation."""
+    async def _evaluate_estimated(self, attempt: int, stream: EdgeStream, fed: Calls) -> None:
+        """Go on, and evaluate with merged statistics meanwhile, unless the fed server has lost them."""
         held = self._holding()
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
-        fetch = partial(FedClient(fed, self.template).fetch_moments, attempt, range(1, held.cut + 1))
-        merged = await retried(fetch)
-        if merged is not None and not held.evaluated:
-            pieces = held.device.pieces()
-            running = {number: running_buffers(piece, number, merged) for number, piece in pieces.items()}
-            await self._evaluate(stream, running)
+        if held.start is None and not held.learned:
+            held.start = await asyncio.to_thread(copied, held.device)
         if held.pending is None:
             await self._send(stream, held.next_round)
+        if held.evaluation is None and held.start is not None:
+            merged = await retried(
+                partial(FedClient(fed, self.template).fetch_moments, attempt, range(1, held.cut + 1))
+            )
+            if merged is not None:
+                running = {number: running_buffers(piece, number, merged) for number, piece in held.start.items()}
+                held.evaluation = DeviceEvaluation(held.start, self.data.test_batches(), running)
 
-    async def _evaluate(self, stream: Any, running: Mapping[int, Mapping[str, Tensor]] = NO_STATISTICS) -> None:
-        """Send the activations of the device's test samples, computed with these statistics of batch-norm."""
+    async def _test(self, held: Held, evaluation: DeviceEvaluation, number: int, stream: EdgeStream) -> None:
+        """Send the activations of one mini-batch of test samples."""
+        activations, labels = await asyncio.to_thread(evaluation.run, number)
+        header, parts = self._packed(activations, labels)
+        header.attempt, header.round = held.attempt, number
+        header.evaluation, header.evaluation_batches = True, evaluation.total
+        await stream.send(header, parts)
+
+    def _evaluated(self, evaluated: wire.Evaluated) -> None:
+        """Record that the edge server has evaluated a mini-batch of test samples."""
         held = self._holding()
-        batches = self.data.test_batches()
-        for number, (x, labels) in enumerate(batches):
-            activations = await asyncio.to_thread(evaluated, held.device.pieces(), running, x)
-            header, parts = self._packed(activations, labels)
-            header.round, header.evaluation, header.evaluation_batches = number, True, len(batches)
-            await write(stream, header, parts)
-        held.evaluated = True
+        if held.attempt == evaluated.attempt and held.evaluation is not None:
+            held.evaluation.done(evaluated.number)
+            if held.evaluation.complete:
+                held.start = None
 
-    async def _deliver(self, attempt: int, stream: Any, fed: Calls) -> None:
+    async def _deliver(self, attempt: int, stream: EdgeStream, fed: Calls) -> None:
         """Deliver the layers to the fed server."""
         held = self._holding()
         if held.attempt != attempt:
@@ -367,23 +388,9 @@ class DeviceParty:
             upload_s=time.perf_counter() - started,
         )
         await stream.write(wire.FromDevice(delivered=delivered))
+        held.delivered = True
 
     def _holding(self) -> Held:
         if self.held is None:
             raise BadMessage("the edge server sent work before a plan")
         return self.held
-
-
-def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRates) -> wire.Ready:
-    """Return the message with a device's samples and measurements."""
-    rates = wire.Rates(
-        uplink=edge.uplink,
-        downlink=edge.downlink,
-        fed_uplink=fed.uplink,
-        fed_downlink=fed.downlink,
-        uplink_s=edge.uplink_s,
-        downlink_s=edge.downlink_s,
-        fed_uplink_s=fed.uplink_s,
-        fed_downlink_s=fed.downlink_s,
-    )
-    return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)

@@ -45,9 +45,13 @@ class Accounts:
             k: self._fetched(block, k, arrivals[k]) if first else self._way(block, k, arrivals[k]) for k in present
         }
         phases = dict.fromkeys(("a1", "a2", "a3", "a4", "a5"), 0.0)
-        phases |= block.clock.passed(arrivals[last].came, self.names[last], **seconds[last])
+        if first and block.placed_at > arrivals[last].came:  # the edge server's own layers came last
+            block.clock.passed(block.placed_at, EDGE_SERVER, b3=ALL)
+        else:
+            phases |= block.clock.passed(arrivals[last].came, self.names[last], **seconds[last])
         phases |= block.clock.passed(answered, EDGE_SERVER, a3=turn_s)
         phases.pop("b3", None)
+        block.tested.clear()
         self.measured.server_took([block.cuts[device] for device in present], phases["a3"])
         return phases, block.clock.answered(answered, first=first)
 
@@ -55,18 +59,18 @@ class Accounts:
         """Return the seconds of a4, a5, a1, a2 from a device's last gradients to its activations; measure its links.
 
         The device reports its passes, and receivers report the time from the first byte to the last. What is left is
-        latency and the handling of messages; each direction gets half of it.
+        latency and the handling of messages; each direction gets half of it, unless test samples were in the way.
         """
         header, bits = arrival.header, 8 * self.shapes.size(block.cuts[device])
         down_s = bits / header.downlink if header.downlink > 0 else 0.0
-        if any(device in before for before in block.present[-2:-1]):
+        if any(device in before for before in block.present[-2:-1]) and device not in block.tested:
             whole_s = arrival.came - block.clock.answered_at
             rest_s = max(0.0, whole_s - header.forward_s - header.backward_s - arrival.seconds - down_s)
             down_s, up_s = down_s + rest_s / 2, arrival.seconds + rest_s / 2
             for link, seconds in (("uplink_bps", up_s), ("downlink_bps", down_s)):
                 self.measured.transferred(device, link, 0.0, rest_s / 2)
                 self.measured.transferred(device, link, bits, seconds)
-        else:  # its gradients are of an earlier round
+        else:  # its gradients are of an earlier round, or its activations had to wait
             up_s = arrival.seconds
         return {"a4": down_s, "a5": header.backward_s, "a1": header.forward_s, "a2": up_s}
 
@@ -82,8 +86,8 @@ class Accounts:
             self.measured.transferred(device, "fed_downlink_bps", layer_bits, fetch_s)
         else:
             fetch_s = self.measured.transfer_s(device, "fed_downlink_bps", layer_bits)
-        # Where devices evaluate the model as well, how long the upload took is not known, but as expected.
-        up_s = max(arrival.seconds, self.measured.transfer_s(device, "uplink_bps", bits)) if block.evaluates else ALL
+        # Where batch-norm's statistics are estimated first, how long the upload took is not known, but as expected.
+        up_s = max(arrival.seconds, self.measured.transfer_s(device, "uplink_bps", bits)) if block.estimated else ALL
         return {"b3": fetch_s, "a1": header.forward_s, "a2": up_s}
 
     def note_delivery(self, block: Ledger, device: int, delivered: wire.Delivered, now: float) -> None:
@@ -91,7 +95,7 @@ class Accounts:
         back = {"a5": delivered.backward_s, "b1": delivered.upload_s + self.latency_s(device, "uplink_bps")}
         block.delivered_last = device, now, back
         self.measured.transferred(device, "fed_uplink_bps", self.layer_bits(block.cuts[device]), back["b1"])
-        if block.present and device in block.present[-1]:
+        if block.present and device in block.present[-1] and device not in block.tested:
             down_s = now - block.clock.answered_at - sum(back.values())
             self.measured.transferred(device, "downlink_bps", 8 * self.shapes.size(block.cuts[device]), down_s)
 

@@ -1,4 +1,4 @@
-"""Calls of the fed server at the end of a block; each returns the event that it leads to."""
+"""Calls of the fed server at the begin and at the end of a block."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ AT_ONCE = 8  # concurrent deliveries by the edge server itself; each holds a fil
 
 
 class Averaging:
-    """Delivers layers of blocks to the fed server, and has them averaged there.
+    """Fetches and delivers layers of blocks, and has them averaged at the fed server.
 
     Args:
         own_layers: called with a device and its cut; returns its layers above the cut, which the edge server holds.
@@ -37,6 +37,16 @@ class Averaging:
         self.roster, self.fed, self.accounts = roster, fed, accounts
         self.own_layers, self.measure_divergence = own_layers, measure_divergence
         self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def fetch_own(self, block: Ledger) -> LayerStates:
+        """Return averaged layers that run at the edge server in a block, for single devices or for all."""
+        first, last = min(block.cuts) + 1, block.known
+        if first > last:
+            return {}
+        began = time.perf_counter()
+        moved = await self.fed.fetch_of(block.opening, block.brought, first, last)
+        self.accounts.measured.server["from_fed_bps"].add(8 * moved.size, time.perf_counter() - began)
+        return moved.states
 
     async def reopen(self, block: Ledger) -> events.Event:
         """Make sure that the fed server knows the block."""

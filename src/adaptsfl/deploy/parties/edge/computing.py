@@ -1,4 +1,4 @@
-"""The edge server's computing thread: all work with the model runs there, in the order of the requests."""
+"""The edge server's computing thread: all work with the model runs there, one call at a time."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,22 +18,36 @@ Failed = Callable[[Exception], None]
 
 
 class ComputingThread(ThreadPoolExecutor):
-    """Computes with a model, one request after another, while the event loop goes on."""
+    """Computes with a model while the event loop goes on.
+
+    What training needs is computed in the order of the requests, other work when training needs nothing.
+    """
 
     def __init__(self, edge_model: EdgeModel) -> None:
         super().__init__(1, "compute")
         self.edge_model = edge_model
         self._arrived: list[tuple[int, Tensor, Failed]] = []  # activations that wait for the next work
+        self._urgent = 0  # calls of `run` that have not ended
+        self._idle, self._turn = asyncio.Event(), asyncio.Lock()
+        self._idle.set()
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of some work; it is completed even if the caller is cancelled meanwhile."""
-        arrived, loop = self._take(), asyncio.get_running_loop()
+        """Run work that training waits for; it is completed even if the caller is cancelled meanwhile."""
+        self._urgent += 1
+        self._idle.clear()
+        try:
+            return await self._submitted(work, *arguments)
+        finally:
+            self._urgent -= 1
+            if not self._urgent:
+                self._idle.set()
 
-        def job() -> T:
-            self._receive_all(arrived, loop)
-            return work(*arguments)
-
-        return await asyncio.shield(loop.run_in_executor(self, job))
+    async def run_when_idle(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run work while training needs no computing; what training needs waits for one such call at most."""
+        async with self._turn:
+            while self._urgent:
+                await self._idle.wait()
+            return await self._submitted(work, *arguments)
 
     def receive(self, device: int, activations: Tensor, failed: Failed) -> None:
         """Hand a device's activations to the model, before all work that is requested later.
@@ -44,6 +58,15 @@ class ComputingThread(ThreadPoolExecutor):
         self._arrived.append((device, activations, failed))
         if self.edge_model.has_own_layers(device) or activations.numel() >= WORTH_A_JOB:
             self.submit(self._receive_all, self._take(), asyncio.get_running_loop())
+
+    async def _submitted(self, work: Callable[..., T], *arguments: Any) -> T:
+        arrived, loop = self._take(), asyncio.get_running_loop()
+
+        def job() -> T:
+            self._receive_all(arrived, loop)
+            return work(*arguments)
+
+        return await asyncio.shield(loop.run_in_executor(self, job))
 
     def _take(self) -> list[tuple[int, Tensor, Failed]]:
         arrived, self._arrived = self._arrived, []

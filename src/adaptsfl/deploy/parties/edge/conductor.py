@@ -36,7 +36,7 @@ from adaptsfl.deploy.status.board import Board, Status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput, TrainingDiverged
 from adaptsfl.fleet import AffineTime
-from adaptsfl.latency import EDGE_SERVER, FED_SERVER
+from adaptsfl.latency import FED_SERVER
 from adaptsfl.loading import costs_of
 from adaptsfl.runs.backend import Order, Scene, Trained
 from adaptsfl.runs.ending import rounds_planned
@@ -176,7 +176,7 @@ class Conductor:
         return self.accounts.trained(block, began_s, self.progress.seconds)
 
     async def _opened(self, decision: Decision, rounds: int, scene: Scene) -> Ledger:
-        """Open a block at the fed server, and place its layers."""
+        """Open a block at the fed server."""
         assert decision.interval is not None
         planned = dict(zip(scene.members, decision.cuts, strict=True))
         least = min(planned.values())  # for devices that join while it runs
@@ -208,20 +208,8 @@ class Conductor:
             clock=clock,
             opened_s=opened["b2"],
         )
-        fetched = await self._fetched(block)
-        await self.executor.compute(self.edge_model.place, deepest, fetched)
         self._last_cuts = cuts
         return block
-
-    async def _fetched(self, block: Ledger) -> LayerStates:
-        """Fetch averaged layers that run at the edge server in a block, for single devices or for all."""
-        first, last = min(block.cuts) + 1, block.known
-        if first > last:
-            return {}
-        moved = await self.fed.fetch_of(block.opening, block.brought, first, last)
-        took = block.clock.passed(time.perf_counter(), EDGE_SERVER, b3=ALL)
-        self.measured.server["from_fed_bps"].add(8 * moved.size, took["b3"])
-        return moved.states
 
     async def _carry_out(self, block: Ledger, *, evaluate: bool, result_wanted: bool = True) -> None:
         """Run a block by the protocol, until it ends."""
@@ -246,6 +234,7 @@ class Conductor:
     def _note(self, block: Ledger) -> None:
         """Record the progress after an averaging."""
         assert block.averaged is not None
+        block.clock.passed(time.perf_counter())  # missing test samples were waited for
         self.progress.version, self.progress.divergence = block.averaged.version, block.averaged.divergence
         self.progress.deepest = block.deepest
         self.progress.blocks, self.progress.seconds = block.number, self._elapsed()

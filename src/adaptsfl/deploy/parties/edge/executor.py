@@ -8,9 +8,10 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -29,10 +30,8 @@ from adaptsfl.deploy.parties.fed.client import RetryingFedClient
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.service import NotNow
-from adaptsfl.deploy.tensors import NonFiniteTensor, pack
+from adaptsfl.deploy.tensors import NonFiniteTensor
 from adaptsfl.errors import BadMessage, TrainingDiverged
-
-T = TypeVar("T")
 
 
 class Executor:
@@ -61,10 +60,9 @@ class Executor:
         self.protocol, self.roster, self.edge_model, self.accounts = roster.protocol, roster, edge_model, accounts
         self.shapes: Shapes = accounts.shapes
         self.settings = settings
-        self._thread = ComputingThread(edge_model)
-        own_layers = self._own_layers
-        self.averaging = Averaging(roster, fed, accounts, own_layers, measure_divergence)
-        self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.compute)
+        self.computing = ComputingThread(edge_model)
+        self.averaging = Averaging(roster, fed, accounts, self._own_layers, measure_divergence)
+        self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.computing.run)
         self.progress = RunProgress()
         self.ledger: Ledger | None = None
         self.arrivals: dict[int, Arrival] = {}
@@ -77,6 +75,7 @@ class Executor:
         self._wake_at = math.inf  # the time for which it is set
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[None] | None = None  # of the block, or of the shutdown
+        self._handled = asyncio.Event()  # set for a moment after every event
 
     # --- events ---
 
@@ -95,6 +94,8 @@ class Executor:
         finally:
             self._handling = False
         self._set_timer()
+        self._handled.set()
+        self._handled.clear()
         self.roster.wake()
 
     def tick(self) -> None:
@@ -125,7 +126,7 @@ class Executor:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.computing.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, error: BaseException | None = None) -> None:
         """Wake up the caller that waits in `outcome`, or raise an error there."""
@@ -153,10 +154,6 @@ class Executor:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run work in the computing thread; it is completed even if its device disconnects meanwhile."""
-        return await self._thread.run(work, *arguments)
-
     # --- connections ---
 
     def connect(self, member: Member) -> Session:
@@ -170,6 +167,15 @@ class Executor:
         """Remove a connection that is over."""
         self._sessions.pop(session.number, None)
         self.handle(events.Disconnected(session.number, violated, informed))
+
+    async def taken(self, session: Session) -> None:
+        """Wait until the activations that a connection has brought are handled, and computed with."""
+        while self.protocol.keeps(session.number):
+            await self._handled.wait()
+        session.arrival = None
+        if session.work is not None:
+            await asyncio.wait([session.work])
+            session.work = None
 
     def _close(self, action: do.Close) -> None:
         if session := self._sessions.get(action.connection):
@@ -207,6 +213,10 @@ class Executor:
     def _send_evaluate(self, action: do.SendEvaluate) -> None:
         self._send(action.connection, wire.ToDevice(evaluate=wire.Evaluate(attempt=action.attempt)))
 
+    def _send_evaluated(self, action: do.SendEvaluated) -> None:
+        evaluated = wire.Evaluated(attempt=action.attempt, number=action.number)
+        self._send(action.connection, wire.ToDevice(evaluated=evaluated))
+
     def _send_deliver(self, action: do.SendDeliver) -> None:
         self._send(action.connection, wire.ToDevice(deliver=wire.Deliver(attempt=action.attempt)))
 
@@ -215,9 +225,24 @@ class Executor:
 
     # --- computing ---
 
+    def _place_layers(self, action: do.PlaceLayers) -> None:
+        assert self.ledger is not None
+        self._start(self._placed(self.ledger))
+
+    async def _placed(self, block: Ledger) -> events.Event:
+        fetched = await self.averaging.fetch_own(block)
+        place = partial(self.edge_model.place, block.deepest, fetched, evaluates=block.evaluates)
+        await self.computing.run(place)
+        block.placed_at = time.perf_counter()
+        return events.LayersPlaced(block.attempt)
+
     def _give_layers(self, action: do.GiveLayers) -> None:
+        assert self.ledger is not None
+        block = self.ledger
+
         async def work() -> events.Event:
-            await self.compute(self.edge_model.admit, action.device, action.cut)
+            await self.computing.run(self.edge_model.admit, action.device, action.cut)
+            block.placed_at = time.perf_counter()
             return events.LayersGiven(action.attempt, action.device)
 
         self.arrivals.pop(action.device, None)
@@ -227,7 +252,7 @@ class Executor:
         session = self._sessions[action.connection]
         assert session.arrival is not None
         self.arrivals[action.device] = arrival = session.arrival
-        self._thread.receive(action.device, arrival.activations, session.close)
+        self.computing.receive(action.device, arrival.activations, session.close)
 
     def _keep_for_estimation(self, action: do.KeepForEstimation) -> None:
         arrival = self._sessions[action.connection].arrival
@@ -235,21 +260,24 @@ class Executor:
         self._for_estimation[action.device] = arrival.activations
 
     def _evaluate_batch(self, action: do.EvaluateBatch) -> None:
-        session = self._sessions[action.connection]
+        session, start, block = self._sessions[action.connection], self.edge_model.start, self.ledger
         assert session.arrival is not None
-        activations, labels = session.arrival.activations, session.arrival.labels
+        assert start is not None
+        assert block is not None
+        block.tested.add(action.device)
+        batch = block.cuts[action.device], session.arrival.activations, session.arrival.labels
 
         async def work() -> events.Event:
             try:
-                row = await self.compute(self.edge_model.evaluate, action.device, activations, labels)
+                row = await self.computing.run_when_idle(start.evaluate, *batch)
             except NonFiniteTensor:
                 self.handle(events.NotFinite(action.device, action.attempt))
                 raise
             return events.BatchEvaluated(action.attempt, action.device, action.number, row)
 
-        self._work_for(session, work())
+        session.evaluation = self._work_for(session, work())
 
-    def _work_for(self, session: Session, work: Coroutine[Any, Any, events.Event | None]) -> None:
+    def _work_for(self, session: Session, work: Coroutine[Any, Any, events.Event | None]) -> "asyncio.Task[None]":
         """Compute with a device's activations; an error ends its connection, and not the run."""
 
         async def guarded() -> events.Event | None:
@@ -259,7 +287,7 @@ class Executor:
                 session.close(error)
                 return None
 
-        session.work = self._start(guarded())
+        return self._start(guarded())
 
     def _train_round(self, action: do.TrainRound) -> None:
         assert self.ledger is not None
@@ -272,7 +300,7 @@ class Executor:
         weights = self.roster.shares(devices)
         labels = {device: arrivals[device].labels for device in devices}
         try:
-            losses, gradients = await self.compute(self.edge_model.train, action.round, devices, labels, weights)
+            losses, gradients = await self.computing.run(self.edge_model.train, action.round, devices, labels, weights)
         except RejectedActivations as error:
             for device in error.devices:
                 self.arrivals.pop(device, None)
@@ -282,20 +310,15 @@ class Executor:
         self.arrivals = {}
         self.progress.rounds = action.round
         for device, gradient in zip(devices, gradients, strict=True):
-            self._keep_gradients(self.roster.by_number[device], action.round, gradient)
+            self.roster.by_number[device].keep(action.round, gradient, self.shapes.wire_dtype)
         self.handle(events.RoundTrained(action.attempt, action.round))
         took = time.perf_counter() - began
         loss = float((losses * losses.new_tensor(weights)).sum())
         turn_s = ALL if action.everybody else took
         phases, round_s = self.accounts.note_round(block, action.round, arrivals, loss, began + took, turn_s)
         self.roster.board.add_loss(action.round, loss)
-        self._show_round(block, phases, round_s)
+        self.roster.show_round(action.round, block.predicted, phases, round_s)
         return None
-
-    def _keep_gradients(self, member: Member, number: int, gradient: Tensor) -> None:
-        tensor, data = pack(gradient, self.shapes.wire_dtype)
-        member.answer = wire.Gradients(round=number, tensor=tensor), data
-        member.answered_bits = 8 * len(data)
 
     def _estimate_moments(self, action: do.EstimateMoments) -> None:
         assert self.ledger is not None
@@ -303,11 +326,11 @@ class Executor:
         self._start(self.reestimation.estimate(self.ledger, sent))
 
     async def _own_layers(self, device: int, cut: int) -> Any:
-        return await self.compute(self.edge_model.own_states, device, cut)
+        return await self.computing.run(self.edge_model.own_states, device, cut)
 
     def _end_evaluation(self, action: do.EndEvaluation) -> None:
         assert self.ledger is not None
-        self.progress.evaluated_at = action.round
+        self.progress.evaluated_at, self.edge_model.start = action.round, None
         self.ledger.evaluation = action.round, action.accuracy, action.loss
         self.roster.board.add_evaluation(action.round, action.accuracy)
         self.roster.say(f"round {action.round}: accuracy {action.accuracy:.1%} on the devices' test samples")
@@ -339,7 +362,7 @@ class Executor:
     def _forget_block(self) -> None:
         if self.ledger is not None:
             self.ledger.over = True
-        self.ledger, self.arrivals, self._for_estimation = None, {}, {}
+        self.ledger, self.arrivals, self._for_estimation, self.edge_model.start = None, {}, {}, None
 
     def _end_shutdown(self, _action: do.EndShutdown) -> None:
         self._ended()
@@ -355,23 +378,6 @@ class Executor:
     def _wait_for(self, action: do.WaitFor) -> None:
         self.roster.wait_for(action.what)
 
-    def _show_round(self, block: Ledger, phases: dict[str, float], round_s: float) -> None:
-        predicted, board = sum(block.predicted[phase] for phase in phases), self.roster.board
-        before, members, took = board.status, self.roster.by_number, max(round_s, 1e-9)
-        sent, received = (sum(getattr(m, name) for m in members) for name in ("sent_bytes", "received_bytes"))
-        board.update(
-            sent_bytes=sent,
-            received_bytes=received,
-            sent_bps=_smoothed(before.sent_bps, 8 * (sent - before.sent_bytes) / took),
-            received_bps=_smoothed(before.received_bps, 8 * (received - before.received_bytes) / took),
-            round=self.progress.rounds,
-            round_s=_smoothed(before.round_s, round_s),
-            predicted_round_s=predicted,
-            waiting_for="",
-        )
-        board.update_phases(block.predicted, phases)
-        self.roster.show(range(len(members)))
-
 
 def _handler(action: type[do.Action]) -> str:
     """Return the name of the method that carries out an action: SendPlan is `_send_plan`."""
@@ -379,8 +385,3 @@ def _handler(action: type[do.Action]) -> str:
 
 
 HANDLERS = {action: _handler(action) for action in do.Action.__subclasses__()}
-
-
-def _smoothed(before: float | None, now: float) -> float:
-    """Return a moving average of a measurement of every round, for the status display."""
-    return before + (now - before) / 10 if before else now

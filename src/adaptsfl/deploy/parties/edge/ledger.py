@@ -31,6 +31,8 @@ class Ledger:
         delivered_last: the last device to deliver, when it did, and the seconds of its backward pass and its upload.
         evaluates: whether the model with which it began is evaluated.
         opened_s: how long the fed server took to open it.
+        placed_at: when the edge server held the layers of all devices, as far as it has been asked to.
+        tested: devices whose test samples have arrived since the gradients of the last round were sent.
         present, losses: the devices and the loss of every round.
     """
 
@@ -54,6 +56,8 @@ class Ledger:
     delivered_last: tuple[int, float, dict[str, float]] | None = None
     evaluates: bool = False
     opened_s: float = 0.0
+    placed_at: float = 0.0
+    tested: set[int] = field(default_factory=set)
     present: list[tuple[int, ...]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     bits: float = 0.0

@@ -36,11 +36,38 @@ class RejectedActivations(Exception):
         super().__init__(f"devices {self.devices}")
 
 
+class StartModel:
+    """The model with which a block began, as far as it runs at the edge server: test samples are evaluated with it.
+
+    Args:
+        pieces: layers as modules, by number and in this order: all above the lowest cut.
+
+    Attributes:
+        running: by layer: statistics of batch-norm in place of the layers' own.
+    """
+
+    def __init__(self, pieces: Mapping[int, nn.Module]) -> None:
+        self.pieces = pieces
+        self.running: Mapping[int, Mapping[str, Tensor]] = {}
+
+    def evaluate(self, cut: int, activations: Tensor, labels: Tensor) -> tuple[int, float, int]:
+        """Return how many test samples are classified correctly, the sum of losses, and the number of samples."""
+        above = {number: piece for number, piece in self.pieces.items() if number > cut}
+        outputs = evaluated(above, self.running, activations).flatten(0, -2)
+        flat = labels.flatten()
+        right = int((outputs.argmax(1) == flat).sum())
+        loss = float(functional.cross_entropy(outputs, flat, reduction="sum"))
+        if not math.isfinite(loss):
+            raise NonFiniteTensor("test samples came that lead to NaN or infinity")
+        return right, loss, len(flat)
+
+
 class EdgeModel:
     """The layers with which the edge server computes.
 
     Attributes:
         deepest: L_c.
+        start: the model with which the block began, while it is evaluated.
     """
 
     def __init__(self, model: SplitModel, template: Template, statistics: Statistics, devices: int, floor: int) -> None:
@@ -51,6 +78,7 @@ class EdgeModel:
         self._sent: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by device: activations, and the buffers before them
         self._base: LayerStates = {}  # client-specific layers above the lowest cut, as the block began
         self._running: dict[int, dict[str, Tensor]] = {}  # by layer: batch-norm's statistics for evaluations
+        self.start: StartModel | None = None
 
     def common_states(self) -> LayerStates:
         """Return the common layers, for a checkpoint or for the complete model."""
@@ -65,14 +93,21 @@ class EdgeModel:
         """Return the common layers that become client-specific with a new L_c."""
         return {number: state for number, state in self.common_states().items() if number <= deepest}
 
-    def place(self, deepest: int, fetched: LayerStates) -> None:
-        """Begin a block: load averaged layers that become common, and keep the client-specific ones for `admit`."""
+    def place(self, deepest: int, fetched: LayerStates, *, evaluates: bool = False) -> None:
+        """Begin a block: load averaged layers that become common, and keep the client-specific ones for `admit`.
+
+        Args:
+            evaluates: whether to keep a copy of the model, to be evaluated while training goes on.
+        """
         common = {number: state for number, state in self.common_states().items() if number > deepest}
         common |= {number: state for number, state in fetched.items() if number > deepest}
         self.load_common(common, deepest)
         self._base = {number: state for number, state in fetched.items() if number <= deepest}
         self._running = {}
         self.server.non_common = [[] for _ in self.server.non_common]
+        states = {**self._base, **self.common_states()} if evaluates else {}
+        pieces = {number: self.template.layer(number, state).piece for number, state in sorted(states.items())}
+        self.start = StartModel(pieces) if evaluates else None
 
     def admit(self, device: int, cut: int) -> None:
         """Create a device's own layers above the cut, with the weights with which the block began."""
@@ -156,21 +191,13 @@ class EdgeModel:
             number: running_buffers(piece, number, merged)
             for number, piece in enumerate(self.template.model.pieces, start=1)
         }
+        if self.start is not None:
+            self.start.running = self._running
 
     def estimated(self, states: LayerStates) -> LayerStates:
         """Return layers with the statistics of `take_statistics`."""
         buffers = {n: {f"buffers.{name}": value for name, value in own.items()} for n, own in self._running.items()}
         return {number: {**state, **buffers.get(number, {})} for number, state in states.items()}
-
-    def evaluate(self, device: int, activations: Tensor, labels: Tensor) -> tuple[int, float, int]:
-        """Return how many of a device's test samples are classified correctly, the sum of losses, and their number."""
-        outputs = evaluated(self._pieces(device), self._running, activations).flatten(0, -2)
-        flat = labels.flatten()
-        right = int((outputs.argmax(1) == flat).sum())
-        loss = float(functional.cross_entropy(outputs, flat, reduction="sum"))
-        if not math.isfinite(loss):
-            raise NonFiniteTensor("test samples came that lead to NaN or infinity")
-        return right, loss, len(flat)
 
     def _pieces(self, device: int) -> dict[int, nn.Module]:
         """Return the layers that the edge server runs for a device, by number."""

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,8 @@ from adaptsfl.deploy.parties.edge.sessions import Member
 from adaptsfl.deploy.protocol import EdgeProtocol
 from adaptsfl.deploy.protocol.state import DeviceState
 from adaptsfl.deploy.status.board import Board, State
+
+EVERY_BLOCK = ("the devices' layers", "the devices' test samples")  # waiting for these is not worth a line in the log
 
 
 class Roster:
@@ -93,6 +95,25 @@ class Roster:
         """Update the status of devices on the board."""
         self.board.update_devices({self.by_number[device].name: self._shown(device) for device in devices})
 
+    def show_round(
+        self, number: int, predicted: Mapping[str, float], phases: Mapping[str, float], round_s: float
+    ) -> None:
+        """Update the board after a round: seconds by phase beside the predicted ones, and what was transferred."""
+        before, members, took = self.board.status, self.by_number, max(round_s, 1e-9)
+        sent, received = (sum(getattr(m, name) for m in members) for name in ("sent_bytes", "received_bytes"))
+        self.board.update(
+            sent_bytes=sent,
+            received_bytes=received,
+            sent_bps=_smoothed(before.sent_bps, 8 * (sent - before.sent_bytes) / took),
+            received_bps=_smoothed(before.received_bps, 8 * (received - before.received_bytes) / took),
+            round=number,
+            round_s=_smoothed(before.round_s, round_s),
+            predicted_round_s=sum(predicted[phase] for phase in phases),
+            phases=tuple((phase, predicted[phase], seconds) for phase, seconds in phases.items()),
+            waiting_for="",
+        )
+        self.show(range(len(members)))
+
     def _shown(self, number: int) -> dict[str, Any]:
         device, member = self.protocol.devices[number], self.by_number[number]
         return {
@@ -110,8 +131,13 @@ class Roster:
         """Show on the board, and in the log, what is being waited for."""
         if self.board.status.waiting_for != what:
             self.board.update(waiting_for=what)
-            if what != "the devices' layers":  # not worth a line: every block waits for them
+            if what not in EVERY_BLOCK:
                 self.say(f"waiting for {what}")
+
+
+def _smoothed(before: float | None, now: float) -> float:
+    """Return a moving average of a measurement of every round, for the status display."""
+    return before + (now - before) / 10 if before else now
 
 
 def _state(device: DeviceState) -> State:

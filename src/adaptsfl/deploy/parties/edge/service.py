@@ -133,14 +133,13 @@ class EdgeService(Service):
         if not self.protocol.expects(session.number, attempt):
             return  # the block was closed meanwhile, or the device has reconnected and sends them again
         self._measure(session, arrival)
+        if header.evaluation and session.evaluation is not None:
+            await asyncio.wait([session.evaluation])
         session.arrival = arrival
         purpose: events.Purpose = "evaluation" if header.evaluation else "estimation" if header.estimation else "round"
         batches = int(header.evaluation_batches)
         self.executor.handle(events.Activations(session.number, attempt, int(header.round), purpose, batches))
-        session.arrival = None
-        if session.work is not None:
-            await asyncio.wait([session.work])
-            session.work = None
+        await self.executor.taken(session)
 
     def _measure(self, session: Session, arrival: Arrival) -> None:
         """Measure the speed of a device and its links from its activations; within a block `Accounts` sees more."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.resources import LONGEST_S
 from adaptsfl.deploy.security.limits import RateLimit
-from adaptsfl.deploy.tensors import check_header, size_of, unpack
+from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
 from adaptsfl.errors import BadMessage
@@ -49,6 +49,11 @@ class Member:
     sent_bytes: int = 0
     received_bytes: int = 0
     joins: RateLimit = field(default_factory=lambda: RateLimit(JOINS_PER_MINUTE))
+
+    def keep(self, number: int, gradient: Tensor, wire_dtype: str) -> None:
+        """Keep the gradients of a round, to be sent now and perhaps again."""
+        tensor, data = pack(gradient, wire_dtype)
+        self.answer, self.answered_bits = (wire.Gradients(round=number, tensor=tensor), data), 8 * len(data)
 
 
 @dataclass(frozen=True)
@@ -132,12 +137,14 @@ class Session:
     Attributes:
         arrival: the activations that arrived last, until the protocol has handled them.
         work: the computation on them; no further message is read before it is done.
+        evaluation: the evaluation of the last test samples; no further test samples are used before it is done.
     """
 
     def __init__(self, member: Member, number: int = 0, closing: Callable[[int], None] = lambda _number: None) -> None:
         self.member, self.number, self._closing = member, number, closing
         self.arrival: Arrival | None = None
         self.work: asyncio.Task[None] | None = None
+        self.evaluation: asyncio.Task[None] | None = None
         self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue()
         self._unread_tensors = 0
         self._closed = False

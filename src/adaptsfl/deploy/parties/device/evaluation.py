@@ -1,0 +1,76 @@
+"""A device's test samples in one block: they are sent while the device waits for the edge server."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from adaptsfl.training.reference import DeviceSide
+from adaptsfl.training.statistics import evaluated
+
+NO_STATISTICS: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
+
+
+class DeviceEvaluation:
+    """Evaluates the layers with which a block began, mini-batch by mini-batch.
+
+    One mini-batch is on its way at a time, and the next is sent once the edge server has evaluated it. So a round's
+    activations wait for one mini-batch of test samples at most, on the link and at the edge server.
+
+    Args:
+        pieces: the layers as modules, by number; training must not change them.
+        batches: inputs and labels of the test samples.
+        running: by layer: statistics of batch-norm in place of the layers' own.
+    """
+
+    def __init__(
+        self,
+        pieces: Mapping[int, nn.Module],
+        batches: Sequence[tuple[Tensor, Tensor]],
+        running: Mapping[int, Mapping[str, Tensor]] = NO_STATISTICS,
+    ) -> None:
+        self._pieces, self._batches, self._running = pieces, batches, running
+        self._left = dict.fromkeys(range(len(batches)))  # numbers of mini-batches that were not evaluated, in order
+        self._on_its_way: int | None = None
+        self._paused = False
+        self.total = len(batches)
+
+    def take(self) -> int | None:
+        """Return the number of the mini-batch to send now; None if none may be sent, or none is left."""
+        if self._paused or self._on_its_way is not None or not self._left:
+            return None
+        self._on_its_way = next(iter(self._left))
+        return self._on_its_way
+
+    @property
+    def complete(self) -> bool:
+        """Whether all mini-batches were evaluated."""
+        return not self._left
+
+    def run(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return the activations and labels of a mini-batch."""
+        inputs, labels = self._batches[number]
+        return evaluated(self._pieces, self._running, inputs), labels
+
+    def done(self, number: int) -> None:
+        """Record that the edge server has evaluated a mini-batch; after the last one, free all memory."""
+        self._left.pop(number, None)
+        if number == self._on_its_way:
+            self._on_its_way = None
+        if not self._left:
+            self._pieces, self._batches, self._running = {}, (), {}
+
+    def pause(self) -> None:
+        """Send nothing until the edge server has sent the plan again; the connection was lost."""
+        self._paused = True
+
+    def go_on(self) -> None:
+        """Go on over a new connection, with the mini-batch that was on its way."""
+        if self._paused:
+            self._paused, self._on_its_way = False, None
+
+
+def copied(device: DeviceSide) -> dict[int, nn.Module]:
+    """Return copies of a device's layers as they are now."""
+    return {number: deepcopy(piece) for number, piece in device.pieces().items()}

@@ -1,0 +1,33 @@
+"""What a device holds of a block: its layers, what it has sent, and what is left to be evaluated."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.parties.device.evaluation import DeviceEvaluation
+from adaptsfl.training.reference import DeviceSide
+
+
+@dataclass
+class Held:
+    """A device's state in a block."""
+
+    attempt: int
+    block: int
+    last_round: int
+    cut: int
+    next_round: int
+    device: DeviceSide
+    pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
+    learned: int = 0  # the last round whose gradients it applied
+    delivered: bool = False  # whether the fed server has its layers
+    start: dict[int, nn.Module] | None = None  # the layers as they were fetched, if they may be evaluated
+    evaluation: DeviceEvaluation | None = None
+    fed_downlink: float = 0.0
+    fetch_s: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is to be done before the edge server's next message."""
+        return self.pending is not None or self.delivered or self.next_round > self.last_round
