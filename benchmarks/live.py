@@ -340,9 +340,9 @@ Written by `python benchmarks/live.py`; every run is in live.jsonl. Eight device
 server in network namespaces of one machine with {os.cpu_count()} cores; digits, Dirichlet 0.5, target {TARGET:.0%} of
 the devices' test samples, evaluated every 8 rounds or at the next averaging. Links up/down with their delay each way:
 {links}; bursty ones
-fall to a tenth for {BURST_S[0]} to {BURST_S[1]} s every {CALM_S[0]:g} to {CALM_S[1]:g} s. The change comes {CHANGE_S:g} s
-after training began. Means are geometric; a run that does not arrive within {BUDGET:g} times the fastest one so far is
-charged that much, marked ">". Predicted and measured time of whole runs differ by {accuracy} (median, steady links).
+fall to a tenth for {BURST_S[0]} to {BURST_S[1]} s every {CALM_S[0]:g} to {CALM_S[1]:g} s. The change comes
+{CHANGE_S:g} s after training began. Means are geometric; a run that does not arrive within {BUDGET:g} times the
+fastest one so far is charged that much, marked ">". Predicted and measured time of whole runs differ by {accuracy} (median, steady links).
 
 {"".join(part + chr(10) for part in parts).rstrip()}
 """
@@ -382,9 +382,8 @@ def main() -> None:
             results.append(found)
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(found) + "\n")
-            console.print(
-                f"{' '.join(map(str, case.key)):40} {found['seconds'] and round(found['seconds'], 2)} s, {found['rounds']} rounds"
-            )
+            result = "missed" if found["seconds"] is None else f"{found['seconds']:.1f} s, {found['rounds']} rounds"
+            console.print(f"{case.setting:9} {case.seed} {case.policy:16} {result}")
     for setting in SETTINGS:
         shown = Table(*COLUMNS, title=setting)
         for line in table(results, setting):

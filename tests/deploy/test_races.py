@@ -203,9 +203,7 @@ def test_activations_whose_device_is_lost_before_they_are_used_count(
             busy, read = threading.Event(), asyncio.Event()
 
             def act() -> None:
-                here.conductor.executor.computing._thread.submit(
-                    busy.wait, PATIENCE_S
-                )  # so that what was read has to wait
+                here.conductor.executor.computing.submit(busy.wait, PATIENCE_S)  # so that what was read has to wait
                 read.set()
 
             on_arrival(monkeypatch, 1, 2, act)
