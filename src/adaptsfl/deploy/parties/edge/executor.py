@@ -216,12 +216,17 @@ class Executor:
     # --- computing ---
 
     def _give_layers(self, action: do.GiveLayers) -> None:
+        given = events.LayersGiven(action.attempt, action.device)
+
         async def work() -> events.Event:
             await self.compute(self.edge_model.admit, action.device, action.cut)
-            return events.LayersGiven(action.attempt, action.device)
+            return given
 
         self.arrivals.pop(action.device, None)
-        self._start(work())
+        if action.cut < self.edge_model.deepest:
+            self._start(work())
+        else:  # it has none above its cut
+            self.handle(given)
 
     def _use_activations(self, action: do.UseActivations) -> None:
         session = self._sessions[action.connection]
@@ -289,7 +294,7 @@ class Executor:
         turn_s = ALL if action.everybody else took
         phases, round_s = self.accounts.note_round(block, action.round, arrivals, loss, began + took, turn_s)
         self.roster.board.add_loss(action.round, loss)
-        self._show_round(block, phases, round_s)
+        self.roster.show_round(action.round, block.predicted, phases, round_s)
         return None
 
     def _keep_gradients(self, member: Member, number: int, gradient: Tensor) -> None:
@@ -320,7 +325,10 @@ class Executor:
 
     def _deliver_own(self, action: do.DeliverOwn) -> None:
         assert self.ledger is not None
-        self._start(self.averaging.deliver_own(self.ledger, action.device, action.cut))
+        if action.cut < self.ledger.deepest:
+            self._start(self.averaging.deliver_own(self.ledger, action.device, action.cut))
+        else:  # it has none above its cut
+            self.handle(events.OwnDelivered(action.attempt, action.device))
 
     def _average(self, action: do.Average) -> None:
         assert self.ledger is not None
@@ -355,23 +363,6 @@ class Executor:
     def _wait_for(self, action: do.WaitFor) -> None:
         self.roster.wait_for(action.what)
 
-    def _show_round(self, block: Ledger, phases: dict[str, float], round_s: float) -> None:
-        predicted, board = sum(block.predicted[phase] for phase in phases), self.roster.board
-        before, members, took = board.status, self.roster.by_number, max(round_s, 1e-9)
-        sent, received = (sum(getattr(m, name) for m in members) for name in ("sent_bytes", "received_bytes"))
-        board.update(
-            sent_bytes=sent,
-            received_bytes=received,
-            sent_bps=_smoothed(before.sent_bps, 8 * (sent - before.sent_bytes) / took),
-            received_bps=_smoothed(before.received_bps, 8 * (received - before.received_bytes) / took),
-            round=self.progress.rounds,
-            round_s=_smoothed(before.round_s, round_s),
-            predicted_round_s=predicted,
-            phases=tuple((phase, block.predicted[phase], seconds) for phase, seconds in phases.items()),
-            waiting_for="",
-        )
-        self.roster.show(range(len(members)))
-
 
 def _handler(action: type[do.Action]) -> str:
     """Return the name of the method that carries out an action: SendPlan is `_send_plan`."""
@@ -379,8 +370,3 @@ def _handler(action: type[do.Action]) -> str:
 
 
 HANDLERS = {action: _handler(action) for action in do.Action.__subclasses__()}
-
-
-def _smoothed(before: float | None, now: float) -> float:
-    """Return a moving average of a measurement of every round, for the status display."""
-    return before + (now - before) / 10 if before else now

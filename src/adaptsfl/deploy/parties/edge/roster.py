@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -96,6 +96,25 @@ class Roster:
         """Update the status of devices on the board."""
         self.board.update_devices({self.by_number[device].name: self._shown(device) for device in devices})
 
+    def show_round(
+        self, number: int, predicted: Mapping[str, float], phases: Mapping[str, float], round_s: float
+    ) -> None:
+        """Update the board after a round: its predicted and its measured phases, the traffic, and all devices."""
+        before, took = self.board.status, max(round_s, 1e-9)
+        sent, received = (sum(getattr(m, name) for m in self.by_number) for name in ("sent_bytes", "received_bytes"))
+        self.board.update(
+            sent_bytes=sent,
+            received_bytes=received,
+            sent_bps=_smoothed(before.sent_bps, 8 * (sent - before.sent_bytes) / took),
+            received_bps=_smoothed(before.received_bps, 8 * (received - before.received_bytes) / took),
+            round=number,
+            round_s=_smoothed(before.round_s, round_s),
+            predicted_round_s=sum(predicted[phase] for phase in phases),
+            phases=tuple((phase, predicted[phase], seconds) for phase, seconds in phases.items()),
+            waiting_for="",
+        )
+        self.show(range(len(self.by_number)))
+
     def _shown(self, number: int) -> dict[str, Any]:
         device, member, known = self.protocol.devices[number], self.by_number[number], self.measured.devices.get(number)
         rates = {} if known is None else {name: known[name].rate for name in ("uplink_bps", "downlink_bps")}
@@ -128,3 +147,8 @@ def _state(device: DeviceState) -> State:
     if device.late:
         return "late"
     return "training" if device.attempt else "waiting"
+
+
+def _smoothed(before: float | None, now: float) -> float:
+    """Return a moving average of a measurement of every round, for the status display."""
+    return before + (now - before) / 10 if before else now
