@@ -342,7 +342,8 @@ the devices' test samples, evaluated every 8 rounds or at the next averaging. Li
 {links}; bursty ones
 fall to a tenth for {BURST_S[0]} to {BURST_S[1]} s every {CALM_S[0]:g} to {CALM_S[1]:g} s. The change comes
 {CHANGE_S:g} s after training began. Means are geometric; a run that does not arrive within {BUDGET:g} times the
-fastest one so far is charged that much, marked ">". Predicted and measured time of whole runs differ by {accuracy} (median, steady links).
+fastest one so far is charged that much, marked ">". Predicted and measured time of whole runs differ by {accuracy}
+(median, steady links).
 
 {"".join(part + chr(10) for part in parts).rstrip()}
 """

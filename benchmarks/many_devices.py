@@ -16,8 +16,8 @@ status page fill up to the most that they keep.
     python benchmarks/many_devices.py            # about six minutes
     python benchmarks/many_devices.py --quick    # two minutes
 
-The tables are printed and saved as Markdown, every number beside them as JSON. What is in the JSON already, of the same
-code and machine, is not measured again with --resume.
+The tables are printed and saved as Markdown, every number beside them as JSON. With --resume, what the JSON has already
+is not measured again.
 """
 
 import argparse
@@ -222,7 +222,7 @@ class Growth:
 
     Attributes:
         rounds: when it was read.
-        edge_mb, fed_mb: resident memory then.
+        edge_mb, fed_mb: resident memory then, without files of libraries, whose pages the system takes back at times.
     """
 
     devices: int
@@ -255,7 +255,7 @@ def measure_growth(rounds: int, console: Console) -> Growth:
                 fleet.wait_for_block(at // INTERVAL + 1)
                 found.rounds.append((fleet.block - 1) * INTERVAL)
                 for server, memory in (("edge", found.edge_mb), ("fed", found.fed_mb)):
-                    memory.append(memory_mb(fleet.processes[server])[0])
+                    memory.append(memory_mb(fleet.processes[server])[1])
                 console.print(f"{found.rounds[-1]} rounds: edge server {found.edge_mb[-1]:.1f} MB", style="dim")
         finally:
             kill([*fleet.processes.values()])
@@ -320,7 +320,7 @@ trust the ratios, not the times.
 "Own" memory is without files of libraries, which processes share. Averaging is what a block takes beyond its rounds:
 devices fetch and deliver their layers, the fed server averages them and writes a version to its disk.
 
-Memory of edge server and fed server with {growth.devices} devices after so many rounds: {ends}. From round
+Own memory of edge server and fed server with {growth.devices} devices after so many rounds: {ends}. From round
 {growth.settled:,} on they grow by {growth.slope_kb("edge"):.0f} and {growth.slope_kb("fed"):.0f} KB per 1,000 rounds
 (least squares over readings every {EVERY} rounds).
 """

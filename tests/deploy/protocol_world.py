@@ -5,10 +5,12 @@ What is checked here on every step is what no order of events may break:
 - nothing is trained twice: rounds follow one another, each with activations that belong to the layers it trains;
 - no delivery is lost or mixed up: what is averaged was delivered by both sides, from one life of the device's layers;
 - nobody is waited for beyond a deadline, if enough others are there;
-- a quorum is always needed.
+- a quorum is always needed;
+- a round that watches one of the devices that it waits for does what one that looks at all of them does.
 """
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -72,6 +74,24 @@ class Fed:
         return True
 
 
+class Thorough(EdgeProtocol):
+    """The protocol, which looks at all devices after every event."""
+
+    @property
+    def only_arrived(self) -> bool:
+        return False
+
+    @only_arrived.setter
+    def only_arrived(self, _value: bool) -> None:
+        pass
+
+
+def _awaited(protocol: EdgeProtocol) -> set[int]:
+    """Devices that the round has waited for."""
+    block = protocol.block
+    return set() if block is None or block.round is None else block.round.awaited
+
+
 class World:
     """The protocol, and everything around it.
 
@@ -108,7 +128,15 @@ class World:
 
     def do(self, event: events.Event) -> list[actions.Action]:
         """Hand an event to the protocol; check and begin what it leads to."""
+        thorough = deepcopy(self.protocol)
+        thorough.__class__ = Thorough
+        expected = thorough.handle(event, self.now)
         found = self.protocol.handle(event, self.now)
+        assert (found, self.protocol.wake_at, _awaited(self.protocol)) == (
+            expected,
+            thorough.wake_at,
+            _awaited(thorough),
+        )
         for action in found:
             self.log.append(action)
             self._check(action)

@@ -153,7 +153,13 @@ class State:
 
     def here(self) -> list[DeviceState]:
         """Return the devices that are connected and ready, in the order of the fleet."""
-        return [device for device in self.devices if self.live(device) is not None]
+        found, open_ = [], self.connections  # as `live`, without a call per device: every event asks for all of them
+        for device in self.devices:
+            if device.connection is not None:
+                connection = open_.get(device.connection)
+                if connection is not None and not connection.closing:
+                    found.append(device)
+        return found
 
     def enough(self) -> bool:
         """Whether enough devices are connected and ready."""

@@ -238,15 +238,18 @@ class Executor:
 
     def _give_layers(self, action: do.GiveLayers) -> None:
         assert self.ledger is not None
-        block = self.ledger
+        block, given = self.ledger, events.LayersGiven(action.attempt, action.device)
 
         async def work() -> events.Event:
             await self.computing.run(self.edge_model.admit, action.device, action.cut)
             block.placed_at = time.perf_counter()
-            return events.LayersGiven(action.attempt, action.device)
+            return given
 
         self.arrivals.pop(action.device, None)
-        self._start(work())
+        if action.cut < block.deepest:
+            self._start(work())
+        else:  # it has none above its cut
+            self.handle(given)
 
     def _use_activations(self, action: do.UseActivations) -> None:
         session = self._sessions[action.connection]
@@ -343,7 +346,10 @@ class Executor:
 
     def _deliver_own(self, action: do.DeliverOwn) -> None:
         assert self.ledger is not None
-        self._start(self.averaging.deliver_own(self.ledger, action.device, action.cut))
+        if action.cut < self.ledger.deepest:
+            self._start(self.averaging.deliver_own(self.ledger, action.device, action.cut))
+        else:  # it has none above its cut
+            self.handle(events.OwnDelivered(action.attempt, action.device))
 
     def _average(self, action: do.Average) -> None:
         assert self.ledger is not None

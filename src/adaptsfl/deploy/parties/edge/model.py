@@ -250,4 +250,6 @@ def _restore(layers: Sequence[Layer], values: Sequence[Tensor]) -> None:
 
 def _bounded(tensor: Tensor, most: float = LARGEST_GRADIENT) -> bool:
     """Whether all numbers are within bounds, which NaN is not; makes no copy."""
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        tensor = tensor.permute(0, 2, 3, 1)  # the order in memory, in which torch is three times as fast
     return not tensor.numel() or all(abs(float(end)) <= most for end in tensor.aminmax())

@@ -98,9 +98,9 @@ class Roster:
     def show_round(
         self, number: int, predicted: Mapping[str, float], phases: Mapping[str, float], round_s: float
     ) -> None:
-        """Update the board after a round: seconds by phase beside the predicted ones, and what was transferred."""
-        before, members, took = self.board.status, self.by_number, max(round_s, 1e-9)
-        sent, received = (sum(getattr(m, name) for m in members) for name in ("sent_bytes", "received_bytes"))
+        """Update the board after a round: its predicted and its measured phases, the traffic, and all devices."""
+        before, took = self.board.status, max(round_s, 1e-9)
+        sent, received = (sum(getattr(m, name) for m in self.by_number) for name in ("sent_bytes", "received_bytes"))
         self.board.update(
             sent_bytes=sent,
             received_bytes=received,
@@ -109,10 +109,10 @@ class Roster:
             round=number,
             round_s=_smoothed(before.round_s, round_s),
             predicted_round_s=sum(predicted[phase] for phase in phases),
-            phases=tuple((phase, predicted[phase], seconds) for phase, seconds in phases.items()),
             waiting_for="",
         )
-        self.show(range(len(members)))
+        self.board.update_phases(predicted, phases)
+        self.show(range(len(self.by_number)))
 
     def _shown(self, number: int) -> dict[str, Any]:
         device, member = self.protocol.devices[number], self.by_number[number]
@@ -149,3 +149,8 @@ def _state(device: DeviceState) -> State:
     if device.late:
         return "late"
     return "training" if device.attempt else "waiting"
+
+
+def _smoothed(before: float | None, now: float) -> float:
+    """Return a moving average of a measurement of every round, for the status display."""
+    return before + (now - before) / 10 if before else now
