@@ -19,7 +19,7 @@ from torch import Tensor
 from adaptsfl.config import Recipe
 from adaptsfl.decisions import Decision
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.layers_file import LayerStates, Template
+from adaptsfl.deploy.layers_file import LayerStates, Template, copied
 from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.backend import DeployedBackend, deployed_policy
 from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
@@ -152,10 +152,7 @@ class Conductor:
         """Train block after block, and keep each on disk while the next one begins; in the thread of the loop."""
         with ThreadPoolExecutor(1, "disk") as disk:
             for block in self.loop:
-                common = {
-                    n: {name: t.clone() for name, t in state.items()} for n, state in self._common_at_close.items()
-                }
-                self._keeping = disk.submit(self._keep, block, replace(self.progress), common)
+                self._keeping = disk.submit(self._keep, block, replace(self.progress), copied(self._common_at_close))
             if self._keeping is not None:
                 self._keeping.result()
 
