@@ -60,15 +60,22 @@ def played(scenario: Any) -> None:
 
 
 async def crash_after(here: Deployment, rounds: int) -> None:
-    """Train so many rounds, then stop the edge server as if it were killed; what it wrote so far is what is left."""
-    save = here.conductor.journal.save
+    """Train so many rounds, then stop the edge server as if it were killed; what it wrote so far is what is left.
 
-    def saved(*arguments: Any) -> None:
-        save(*arguments)
-        if here.conductor.progress.rounds >= rounds:
+    It is killed before the next block is planned.
+    """
+    save, observe = here.conductor.journal.save, here.conductor.observe
+
+    def saved(progress: RunProgress, common: Any) -> None:
+        save(progress, common)
+        if progress.rounds >= rounds:
             raise Crash
 
-    here.conductor.journal.save = saved  # type: ignore[method-assign]
+    async def observed() -> Any:
+        await here.conductor._kept()
+        return await observe()
+
+    here.conductor.journal.save, here.conductor.observe = saved, observed  # type: ignore[method-assign]
     await crashed(here)
 
 

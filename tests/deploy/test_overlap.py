@@ -4,6 +4,7 @@ import asyncio
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from adaptsfl.deploy.parties.edge import conductor as conducting
 from adaptsfl.deploy.parties.edge.computing import ComputingThread
 from adaptsfl.deploy.parties.edge.model import EdgeModel
 from adaptsfl.deploy.terms import Terms
+from adaptsfl.errors import NotWritten
 from adaptsfl.runs.folder import read_run
-from deploy.in_process import RECIPE, Deployment, deployed
+from deploy.in_process import PATIENCE_S, RECIPE, Deployment, deployed
 from deploy.test_bad_luck import BATCH_NORM, THREE, made, planned, played, started
 
 
@@ -181,7 +183,7 @@ def test_training_waits_for_one_mini_batch_of_test_samples_at_most() -> None:
     order: list[str] = []
 
     async def scenario() -> None:
-        thread, begun, end = ComputingThread(), threading.Event(), threading.Event()
+        thread, begun, end = ComputingThread(MagicMock(EdgeModel)), threading.Event(), threading.Event()
 
         def held() -> None:
             begun.set()
@@ -195,7 +197,7 @@ def test_training_waits_for_one_mini_batch_of_test_samples_at_most() -> None:
         await asyncio.sleep(0)
         end.set()
         await asyncio.gather(*tasks)
-        thread.shut_down()
+        thread.shutdown()
 
     asyncio.run(scenario())
     assert order == ["held", "round 0", "round 1", "round 2", "test 0", "test 1", "test 2"]
@@ -223,3 +225,87 @@ def test_the_model_of_the_begin_is_evaluated_whatever_training_does_meanwhile(tm
     assert edge.start.evaluate(1, tests, labels) != before
     edge.place(3, fetched)
     assert edge.start is None
+
+
+# --- the checkpoint ---
+
+
+def test_a_block_begins_while_the_one_before_is_written_and_is_not_averaged_before(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, THREE, "run.rounds=4", recipe=planned(2123)) as here:
+            journal, may_write = here.conductor.journal, threading.Event()
+            add, average = journal.add, here.conductor.fed.close
+            averaged: list[int] = []
+
+            def slow(block: Any) -> None:
+                may_write.wait(PATIENCE_S)
+                add(block)
+
+            async def close(*arguments: Any, **options: Any) -> Any:
+                averaged.append(len(read_run(tmp_path / "edge").blocks))
+                return await average(*arguments, **options)
+
+            journal.add, here.conductor.fed.close = slow, close  # type: ignore[method-assign]
+            devices = started(here, *[DeviceParty] * 3)
+            await here.until(
+                lambda: (block := here.conductor.protocol.block) is not None and block.phase == "averaging"
+            )
+            await here.until(lambda: here.conductor.progress.rounds == 4)
+            assert averaged == [0]
+            may_write.set()
+            await here.finish(devices)
+            assert averaged == [0, 1]
+
+    played(scenario())
+    assert [block.rounds for block in read_run(tmp_path / "edge").blocks] == [2, 2]
+
+
+def test_a_block_that_cannot_be_written_ends_the_run_before_the_next_is_averaged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, THREE, "run.rounds=4", recipe=planned(2123)) as here:
+
+            def full(*_arguments: Any) -> None:
+                raise NotWritten("the disk is full")
+
+            here.conductor.journal.save = full  # type: ignore[method-assign]
+            devices = started(here, *[DeviceParty] * 3)
+            with pytest.raises(NotWritten, match="the disk is full"):
+                await here.run
+            assert max(here.fed.versions) == 1
+            for device in devices:
+                device.cancel()
+            await asyncio.gather(*devices, return_exceptions=True)
+
+    played(scenario())
+
+
+def test_a_checkpoint_holds_the_layers_of_its_block_though_training_goes_on(tmp_path: Path) -> None:
+    """The edge server is stopped in the second block; it goes on from the first, and ends as if nothing had been."""
+    recipe, changes = planned(212), ("fleet.devices=2", "run.rounds=4")
+
+    async def scenario() -> None:
+        async with deployed(tmp_path / "stopped", None, *changes, recipe=recipe) as here:
+            save, may_write = here.conductor.journal.save, threading.Event()
+
+            def slow(*arguments: Any) -> None:
+                may_write.wait(PATIENCE_S)
+                save(*arguments)
+                raise NotWritten("stopped after the checkpoint")
+
+            here.conductor.journal.save = slow  # type: ignore[method-assign]
+            devices = started(here, *[DeviceParty] * 2)
+            await here.until(lambda: here.conductor.progress.rounds == 4)
+            may_write.set()
+            with pytest.raises(NotWritten):
+                await here.run
+            for device in devices:
+                device.cancel()
+            await asyncio.gather(*devices, return_exceptions=True)
+        async with deployed(tmp_path / "stopped", None, *changes, recipe=recipe) as here:
+            await here.finish(started(here, *[DeviceParty] * 2))
+            found = here.model()
+        async with deployed(tmp_path / "whole", None, *changes, recipe=recipe) as here:
+            await here.finish(started(here, *[DeviceParty] * 2))
+            torch.testing.assert_close(found, here.model())
+
+    played(scenario())

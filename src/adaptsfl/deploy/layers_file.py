@@ -47,6 +47,11 @@ def by_layer(tensors: Mapping[str, Tensor]) -> LayerStates:
     return states
 
 
+def copied(states: Mapping[int, LayerState]) -> LayerStates:
+    """Return layers whose tensors do not change when training goes on."""
+    return {number: {name: tensor.clone() for name, tensor in state.items()} for number, state in states.items()}
+
+
 def without_optimizer(state: LayerState) -> LayerState:
     """Return only a layer's parameters and buffers."""
     return {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in OPTIMIZER_STATE}

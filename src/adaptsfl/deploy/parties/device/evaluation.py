@@ -1,15 +1,10 @@
 """A device's test samples in one block: they are sent while the device waits for the edge server."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from adaptsfl.training.reference import DeviceSide
 from adaptsfl.training.statistics import evaluated
-
-NO_STATISTICS: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
 
 
 class DeviceEvaluation:
@@ -28,7 +23,7 @@ class DeviceEvaluation:
         self,
         pieces: Mapping[int, nn.Module],
         batches: Sequence[tuple[Tensor, Tensor]],
-        running: Mapping[int, Mapping[str, Tensor]] = NO_STATISTICS,
+        running: Mapping[int, Mapping[str, Tensor]],
     ) -> None:
         self._pieces, self._batches, self._running = pieces, batches, running
         self._left = dict.fromkeys(range(len(batches)))  # numbers of mini-batches that were not evaluated, in order
@@ -42,11 +37,6 @@ class DeviceEvaluation:
             return None
         self._on_its_way = next(iter(self._left))
         return self._on_its_way
-
-    @property
-    def complete(self) -> bool:
-        """Whether all mini-batches were evaluated."""
-        return not self._left
 
     def run(self, number: int) -> tuple[Tensor, Tensor]:
         """Return the activations and labels of a mini-batch."""
@@ -69,8 +59,3 @@ class DeviceEvaluation:
         """Go on over a new connection, with the mini-batch that was on its way."""
         if self._paused:
             self._paused, self._on_its_way = False, None
-
-
-def copied(device: DeviceSide) -> dict[int, nn.Module]:
-    """Return copies of a device's layers as they are now."""
-    return {number: deepcopy(piece) for number, piece in device.pieces().items()}

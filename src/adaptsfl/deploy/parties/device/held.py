@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from torch import nn
-
 from adaptsfl.deploy import wire_pb2 as wire
+from adaptsfl.deploy.layers_file import LayerStates
 from adaptsfl.deploy.parties.device.evaluation import DeviceEvaluation
 from adaptsfl.training.reference import DeviceSide
 
@@ -22,7 +21,7 @@ class Held:
     pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
     learned: int = 0  # the last round whose gradients it applied
     delivered: bool = False  # whether the fed server has its layers
-    start: dict[int, nn.Module] | None = None  # the layers as they were fetched, if they may be evaluated
+    start: LayerStates | None = None  # the layers as they were fetched, until it is known that nobody evaluates them
     evaluation: DeviceEvaluation | None = None
     fed_downlink: float = 0.0
     fetch_s: float = 0.0

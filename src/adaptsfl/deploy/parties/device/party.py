@@ -8,9 +8,10 @@ edge server is still in the same block.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -22,7 +23,7 @@ from adaptsfl.deploy.layers_file import Template
 from adaptsfl.deploy.moments_file import plausible
 from adaptsfl.deploy.parties.device.calls import FIRST_WAIT_S, EdgeStream, ready_message, retried
 from adaptsfl.deploy.parties.device.data import DeviceData, load_device_data
-from adaptsfl.deploy.parties.device.evaluation import DeviceEvaluation, copied
+from adaptsfl.deploy.parties.device.evaluation import DeviceEvaluation
 from adaptsfl.deploy.parties.device.held import Held
 from adaptsfl.deploy.parties.fed.client import FedClient
 from adaptsfl.deploy.parties.probe import LinkRates, measure_link
@@ -34,7 +35,7 @@ from adaptsfl.deploy.transfer import Incoming
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, TrainingDiverged, first_line
 from adaptsfl.models import SplitModel
 from adaptsfl.training.reference import DeviceSide
-from adaptsfl.training.statistics import recorded, running_buffers
+from adaptsfl.training.statistics import Moments, Norm, recorded, running_buffers
 from adaptsfl.training.timing import LayerTimes, time_layers
 
 LONGEST_WAIT_S, WAIT_GROWTH = 15.0, 1.5  # between two attempts to connect
@@ -48,6 +49,7 @@ FINAL = (
 # A server that rejects our certificate closes the connection without a reason. So does a proxy before its server is up.
 RETRY_S = 60.0
 CLOSED, MOST_CLOSED = ("failed to connect", "Socket closed"), 4
+NO_MOMENTS: Mapping[Norm, Moments] = MappingProxyType({})
 HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "handshake", "SSL_ERROR")
 
 
@@ -235,19 +237,17 @@ class DeviceParty:
             await self._fetch(plan, fed)
         held = self._holding()
         held.next_round = plan.next_round
-        if (plan.evaluate or plan.estimate) and held.start is None and not held.learned:
-            held.start = await asyncio.to_thread(copied, held.device)
+        if held.evaluation is not None:
+            held.evaluation.go_on()
         if plan.estimate and held.pending is None:  # the edge server says when to go on
             await self._estimate(plan.estimate, stream, fed)
             return
-        if plan.evaluate and held.evaluation is None and held.start is not None:
-            held.evaluation = DeviceEvaluation(held.start, self.data.test_batches())
-        if held.evaluation is not None:
-            held.evaluation.go_on()
         if held.pending is not None:
             await stream.send(*held.pending)
         else:  # also if it was disconnected when the other devices went on
             await self._send(stream, plan.next_round)
+        if plan.evaluate:
+            await asyncio.to_thread(self._begin_evaluation, held)
 
     async def _fetch(self, plan: wire.Plan, fed: Calls) -> None:
         """Fetch the layers of a block."""
@@ -255,7 +255,8 @@ class DeviceParty:
         moved = await FedClient(fed, self.template).fetch(plan.attempt, 1, plan.cut)
         layers = [self.template.layer(number, state) for number, state in sorted(moved.states.items())]
         device, last = DeviceSide(layers), plan.last_round
-        self.held = Held(plan.attempt, plan.block, last, plan.cut, plan.next_round, device, fed_downlink=moved.bps)
+        self.held = Held(plan.attempt, plan.block, last, plan.cut, plan.next_round, device)
+        self.held.start, self.held.fed_downlink = moved.states, moved.bps
         self.held.fetch_s = time.perf_counter() - started
         rounds = f"rounds {plan.next_round} to {last}" if plan.next_round <= last else "the end"
         self.say(f"block {plan.block}: {rounds}, cut {plan.cut}")
@@ -312,7 +313,7 @@ class DeviceParty:
         rate = self.terms.optimizer.rate(gradients.round, common=False)
         await asyncio.to_thread(held.device.backward, received, rate)
         self._backward_s, self._of_use = time.perf_counter() - started, True
-        held.pending, held.learned = None, gradients.round
+        held.pending, held.learned, held.start = None, gradients.round, None
         await self._send(stream, gradients.round + 1)
         return True
 
@@ -336,17 +337,20 @@ class DeviceParty:
         held = self._holding()
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
-        if held.start is None and not held.learned:
-            held.start = await asyncio.to_thread(copied, held.device)
         if held.pending is None:
             await self._send(stream, held.next_round)
         if held.evaluation is None and held.start is not None:
-            merged = await retried(
-                partial(FedClient(fed, self.template).fetch_moments, attempt, range(1, held.cut + 1))
-            )
+            fetch = partial(FedClient(fed, self.template).fetch_moments, attempt, range(1, held.cut + 1))
+            merged = await retried(fetch)
             if merged is not None:
-                running = {number: running_buffers(piece, number, merged) for number, piece in held.start.items()}
-                held.evaluation = DeviceEvaluation(held.start, self.data.test_batches(), running)
+                await asyncio.to_thread(self._begin_evaluation, held, merged)
+
+    def _begin_evaluation(self, held: Held, merged: Mapping[Norm, Moments] = NO_MOMENTS) -> None:
+        """Prepare the test samples and the layers as they were fetched, with merged statistics of batch-norm if any."""
+        if held.evaluation is None and held.start is not None:
+            pieces = {number: self.template.layer(number, state).piece for number, state in sorted(held.start.items())}
+            running = {number: running_buffers(piece, number, merged) for number, piece in pieces.items()}
+            held.evaluation, held.start = DeviceEvaluation(pieces, self.data.test_batches(), running), None
 
     async def _test(self, held: Held, evaluation: DeviceEvaluation, number: int, stream: EdgeStream) -> None:
         """Send the activations of one mini-batch of test samples."""
@@ -361,8 +365,6 @@ class DeviceParty:
         held = self._holding()
         if held.attempt == evaluated.attempt and held.evaluation is not None:
             held.evaluation.done(evaluated.number)
-            if held.evaluation.complete:
-                held.start = None
 
     async def _deliver(self, attempt: int, stream: EdgeStream, fed: Calls) -> None:
         """Deliver the layers to the fed server."""

@@ -24,6 +24,10 @@ class Averaging:
     Args:
         own_layers: called with a device and its cut; returns its layers above the cut, which the edge server holds.
         measure_divergence: whether the fed server measures how far apart copies are before it averages them.
+
+    Attributes:
+        kept: waits until the block before is on the edge server's disk. The fed server keeps two versions, so no
+            layers are averaged before: the checkpoint would need an older version.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Averaging:
     ) -> None:
         self.roster, self.fed, self.accounts = roster, fed, accounts
         self.own_layers, self.measure_divergence = own_layers, measure_divergence
+        self.kept: Callable[[], Awaitable[None]] = _at_once
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def fetch_own(self, block: Ledger) -> LayerStates:
@@ -77,6 +82,8 @@ class Averaging:
             self.accounts.measured.server["to_fed_bps"].add(block.own_bits, upload_s)
             block.own_bits = 0.0
         block.clock.passed(time.perf_counter(), EDGE_SERVER, b1=ALL)
+        await self.kept()
+        block.clock.passed(time.perf_counter())
         weights, measured = self.roster.weights(devices), block.deepest if self.measure_divergence else 0
         try:
             closed = await self.fed.retry(lambda: self.fed.close(block.attempt, weights, measured=measured))
@@ -90,3 +97,7 @@ class Averaging:
             return events.NotDelivered(block.attempt, tuple(missing))
         block.averaged = events.Averaged(block.attempt, int(closed.version), tuple(closed.divergence))
         return block.averaged
+
+
+async def _at_once() -> None:
+    """Wait for nothing."""

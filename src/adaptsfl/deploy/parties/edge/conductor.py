@@ -1,13 +1,17 @@
 """Conducts a run at the edge server: plans, opens blocks, has them trained and averaged, records their results.
 
 The life of a block: decide, open the block at the fed server, hand it to the protocol, which trains I rounds and
-has all layers averaged; then write a checkpoint. A restarted server resumes from the last checkpoint.
+has all layers averaged; then write a checkpoint, while the next block begins. A restarted server resumes from the last
+checkpoint.
 """
 
+import asyncio
 import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -15,7 +19,7 @@ from torch import Tensor
 from adaptsfl.config import Recipe
 from adaptsfl.decisions import Decision
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.layers_file import LayerStates, Template
+from adaptsfl.deploy.layers_file import LayerStates, Template, copied
 from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.backend import DeployedBackend, deployed_policy
 from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
@@ -42,6 +46,7 @@ from adaptsfl.runs.backend import Order, Scene, Trained
 from adaptsfl.runs.ending import rounds_planned
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.recipe import about_run, check_run, norm_remark, reestimates
+from adaptsfl.runs.record import Block
 from adaptsfl.training.timing import time_layers
 
 SHUTDOWN_S = 30.0  # for devices that are disconnected when the run ends to reconnect and be informed
@@ -101,6 +106,8 @@ class Conductor:
         self._last_cuts: tuple[int, ...] = (terms.floor,) * terms.devices
         self._before_s = self._began = self._noted = 0.0
         self._common_at_close: LayerStates = {}
+        self._keeping: Future[None] | None = None
+        self.executor.averaging.kept = self._kept
 
     @property
     def progress(self) -> RunProgress:
@@ -142,10 +149,22 @@ class Conductor:
         return self.ended_by
 
     def _train_blocks(self) -> None:
-        """Train block after block, and keep each on disk; in the thread of the loop."""
-        for block in self.loop:
-            self.journal.add(block)
-            self.journal.save(self.progress, self._common_at_close)
+        """Train block after block, and keep each on disk while the next one begins; in the thread of the loop."""
+        with ThreadPoolExecutor(1, "disk") as disk:
+            for block in self.loop:
+                self._keeping = disk.submit(self._keep, block, replace(self.progress), copied(self._common_at_close))
+            if self._keeping is not None:
+                self._keeping.result()
+
+    def _keep(self, block: Block, progress: RunProgress, common: LayerStates) -> None:
+        """Write a block's line and the checkpoint after it; in the thread of the disk."""
+        self.journal.add(block)
+        self.journal.save(progress, common)
+
+    async def _kept(self) -> None:
+        """Wait until the last block is on disk; raise the error if it could not be written."""
+        if self._keeping is not None:
+            await asyncio.wrap_future(self._keeping)
 
     async def _wait_for_start(self) -> None:
         """Wait for all devices that can take part; after the start deadline, for a quorum."""

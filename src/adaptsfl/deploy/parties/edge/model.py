@@ -6,13 +6,14 @@ layers from bad data of a device. All of it runs in one thread, one call at a ti
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from statistics import median
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adaptsfl.deploy.layers_file import LARGEST, LayerStates, Template
+from adaptsfl.deploy.layers_file import LARGEST, LayerStates, Template, copied
 from adaptsfl.deploy.moments_file import plausible
 from adaptsfl.deploy.tensors import NonFiniteTensor
 from adaptsfl.models import SplitModel
@@ -40,15 +41,21 @@ class StartModel:
     """The model with which a block began, as far as it runs at the edge server: test samples are evaluated with it.
 
     Args:
-        pieces: layers as modules, by number and in this order: all above the lowest cut.
+        states: its layers above the lowest cut; training must not change these tensors.
 
     Attributes:
         running: by layer: statistics of batch-norm in place of the layers' own.
     """
 
-    def __init__(self, pieces: Mapping[int, nn.Module]) -> None:
-        self.pieces = pieces
+    def __init__(self, template: Template, states: LayerStates) -> None:
+        self._template, self._states = template, states
         self.running: Mapping[int, Mapping[str, Tensor]] = {}
+
+    @cached_property
+    def pieces(self) -> dict[int, nn.Module]:
+        """The layers as modules; made when they are first needed, and not while devices wait for a block to begin."""
+        states = sorted(self._states.items())
+        return {number: self._template.layer(number, state).piece for number, state in states}
 
     def evaluate(self, cut: int, activations: Tensor, labels: Tensor) -> tuple[int, float, int]:
         """Return how many test samples are classified correctly, the sum of losses, and the number of samples."""
@@ -105,9 +112,7 @@ class EdgeModel:
         self._base = {number: state for number, state in fetched.items() if number <= deepest}
         self._running = {}
         self.server.non_common = [[] for _ in self.server.non_common]
-        states = {**self._base, **self.common_states()} if evaluates else {}
-        pieces = {number: self.template.layer(number, state).piece for number, state in sorted(states.items())}
-        self.start = StartModel(pieces) if evaluates else None
+        self.start = StartModel(self.template, {**self._base, **copied(self.common_states())}) if evaluates else None
 
     def admit(self, device: int, cut: int) -> None:
         """Create a device's own layers above the cut, with the weights with which the block began."""

@@ -135,11 +135,6 @@ class Roster:
                 self.say(f"waiting for {what}")
 
 
-def _smoothed(before: float | None, now: float) -> float:
-    """Return a moving average of a measurement of every round, for the status display."""
-    return before + (now - before) / 10 if before else now
-
-
 def _state(device: DeviceState) -> State:
     """Return a device's status; it trains once it has the layers of a block."""
     if device.quarantined:

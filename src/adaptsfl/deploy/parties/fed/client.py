@@ -54,7 +54,7 @@ class FedClient:
 
     async def open(self, opening: Opening, brought: LayerStates) -> bool:
         """Open a block, with the layers that become client-specific; return whether it was new to the fed server."""
-        data = to_bytes(brought) if brought else b""
+        data = await asyncio.to_thread(to_bytes, brought) if brought else b""
         first, last = min(brought, default=0), max(brought, default=0)
         header = Layers(attempt=opening.attempt, first=first, last=last, size=len(data))
         parts = _parts(LayersPart(opening=opening), LayersPart(header=header), data)
@@ -65,13 +65,14 @@ class FedClient:
         """Return averaged layers."""
         layers, wanted = range(first, last + 1), Wanted(attempt=attempt, first=first, last=last)
         incoming = await _fetched(self.calls.fetch, wanted, self.template.largest_bytes(layers))
-        return Moved(len(incoming.data), incoming.bps, self.template.from_bytes(incoming.data, layers))
+        states = await asyncio.to_thread(self.template.from_bytes, incoming.data, layers)
+        return Moved(len(incoming.data), incoming.bps, states)
 
     async def deliver(self, attempt: int, device: str, states: LayerStates) -> Moved:
         """Deliver a device's copies, without the optimiser state if averaging resets it."""
         if self.template.settings.at_averaging == "reset":
             states = {number: without_optimizer(state) for number, state in states.items()}
-        data = to_bytes(states)
+        data = await asyncio.to_thread(to_bytes, states)  # gradients are still being sent meanwhile
         header = Layers(attempt=attempt, device=device, first=min(states), last=max(states), size=len(data))
         started = time.perf_counter()
         await self.calls.deliver(_parts(LayersPart(header=header), data), timeout=_timeout_s(len(data)))
