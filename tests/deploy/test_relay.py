@@ -1,6 +1,8 @@
 """Relays: bytes arrive unchanged, in order and no sooner than they may, and connections end as they would without."""
 
+import asyncio
 import contextlib
+import gc
 import os
 import socket
 import struct
@@ -9,11 +11,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from adaptsfl.deploy.parties import relay
+from adaptsfl.deploy.parties.device.party import CLOSED, HANDSHAKE
 from adaptsfl.deploy.parties.local_fleet import free_port
 from adaptsfl.deploy.parties.relay import Delays, Relay
+from adaptsfl.deploy.security.certs import make_certificates
+from adaptsfl.deploy.security.identity import Party, load_credentials, open_channel
+from adaptsfl.deploy.service import OPTIONS, Calls
 from adaptsfl.fleet import Fleet
 from deploy.deployed import PATIENCE_S
 from deploy.laid import SERVER, laid, link
@@ -22,9 +29,11 @@ NARROW = 4096  # bytes that a socket holds
 
 
 @pytest.fixture
-def between() -> Iterator["Between"]:
+def between(caplog: pytest.LogCaptureFixture) -> Iterator["Between"]:
     with contextlib.closing(Between()) as ends:
         yield ends
+    gc.collect()  # asyncio reports a task that failed when it is forgotten
+    assert [record.getMessage() for when in ("call", "teardown") for record in caplog.get_records(when)] == []
 
 
 class Between:
@@ -164,6 +173,25 @@ def test_a_server_that_is_not_there_looks_refused_and_is_found_once_it_is_there(
         with server:
             server.sendall(b"here")
             assert received(client, 4) == b"here"
+
+
+def test_devices_do_not_take_a_server_that_is_not_there_for_one_that_refuses_them(
+    between: Between, tmp_path: Path
+) -> None:
+    """They retry for ever if there is no server, but give up if one closes their connections."""
+    make_certificates(tmp_path, ["device-1"])
+    credentials, device = load_credentials(tmp_path, "device-1"), Party("device", "device-1")
+
+    async def call(address: str) -> str:
+        async with open_channel(address, "edge", credentials, device, OPTIONS) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await Calls(channel, "Edge").echo(iter(())).read()
+        return str(caught.value.details())
+
+    for address in (between.relay.forward("127.0.0.1", f"127.0.0.1:{free_port()}"), f"127.0.0.1:{free_port()}"):
+        details = asyncio.run(call(address))
+        assert not all(words in details for words in CLOSED), details
+        assert not any(word in details for word in HANDSHAKE), details
 
 
 @pytest.mark.parametrize("who", ["client", "server"])

@@ -24,7 +24,7 @@ from adaptsfl.deploy.parties.relay import _enter
 from adaptsfl.deploy.parties.shaped_network import ShapedNetwork
 from adaptsfl.fleet import Fleet, read_trace
 from deploy.deployed import HERE, PATIENCE_S, Talk
-from deploy.laid import SERVER, laid, link, namespaces_of, need_namespaces
+from deploy.laid import namespaces_of, need_namespaces
 
 ROOT = HERE.parents[1]
 RECIPE = """
@@ -49,8 +49,8 @@ round_deadline_s = 1200.0
 start_deadline_s = 1200.0
 """
 HEADER = "round,device,flops,uplink_bps,downlink_bps,fed_uplink_bps,fed_downlink_bps\n"
-TRACE = HEADER + "0,server,1,,,1e8,1e8\n0,phone,1,2e7,4e7,2e7,4e7\n0,board,1,1e7,2e7,1e7,2e7\n"
-CHANGES = "4,phone,,1e7,,,\n6,phone,,5e6,,,\n6,server,,,,5e7,\n"
+TRACE = HEADER + "0,server,1,,,1e9,1e9\n0,phone,1,2e8,4e8,2e8,4e8\n0,board,1,1e8,2e8,1e8,2e8\n"
+CHANGES = "4,phone,,1e8,,,\n6,phone,,5e7,,,\n6,server,,,,5e8,\n"
 
 
 @pytest.fixture
@@ -234,8 +234,7 @@ def test_links_that_cannot_be_changed_are_reported_and_followed_on(
         if fleet is trace.at(2):
             raise OSError("tc: no")
 
-    with laid(Fleet.of([link(10, 10)] * 2, SERVER)):
-        pass
+    need_namespaces()
     monkeypatch.setattr(LocalFleet, "start_all", lambda _fleet: None)
     monkeypatch.setattr(ShapedNetwork, "shape", shape)
     monkeypatch.setattr(local_fleet, "FOLLOW_S", 0.001)

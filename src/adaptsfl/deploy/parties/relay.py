@@ -81,7 +81,8 @@ class Relay:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             def over(task: asyncio.Task[None]) -> None:
                 self._connections.discard(task)
-                writer.transport.abort()  # a task that is cancelled before it began cannot do that itself
+                if not writer.is_closing():  # a task that is cancelled before it begins ends nothing itself
+                    writer.transport.abort()
 
             task = self._loop.create_task(_connect(reader, writer, target, delays))
             self._connections.add(task)
@@ -129,9 +130,10 @@ async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, t
         async with asyncio.TaskGroup() as both:
             both.create_task(_pass_on(reader, requests, lambda: delays.there_s))
             both.create_task(_pass_on(answers, writer, lambda: delays.back_s))
-        for end in ends:
+        for end in (writer, requests):
             end.close()
             await end.wait_closed()  # until all that was written is sent
+            ends.remove(end)
     except* OSError:
         for end in ends:
             with contextlib.suppress(OSError):  # it may be closed already
