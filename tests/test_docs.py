@@ -21,8 +21,11 @@ from adaptsfl.config import (
     RunConfig,
     ScheduleConfig,
     TrainingConfig,
+    load_fleet,
     load_recipe,
+    read_toml,
 )
+from adaptsfl.fleet import resources_from
 from adaptsfl.loading import load_problem
 from adaptsfl.policies import POLICIES, option_names
 from adaptsfl.simulation.experiment import Experiment
@@ -78,6 +81,9 @@ def test_example_trace_in_the_formats_page_can_be_planned(tmp_path):
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_planned_or_simulated(recipe, tmp_path):
+    if "model" not in read_toml(recipe):  # a fleet alone, for `up --links`
+        assert resources_from(load_fleet(recipe)).at(0).size
+        return
     if load_recipe(recipe).run is not None:
         Experiment(load_recipe(recipe), tmp_path)  # with all its checks but those of the data
         return
@@ -140,6 +146,14 @@ def test_guides_print_what_they_say(guide, tmp_path, monkeypatch):
             said += text
     assert said
     assert printed.getvalue() == said
+
+
+def test_the_example_of_links_on_the_page_of_deployment_can_be_used(tmp_path):
+    (example,) = (text for text in blocks(DOCS / "deploy.md", "toml") if "redraw" in text)
+    (tmp_path / "links.toml").write_text(example)
+    fleet = resources_from(load_fleet(tmp_path / "links.toml")).at(0)
+    assert (fleet.uplink_s > 0).all()
+    assert fleet.server.to_fed_bps == 500e6
 
 
 def test_the_page_of_deployment_has_every_key():

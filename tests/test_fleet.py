@@ -215,6 +215,15 @@ def test_trace_can_start_again(tmp_path):
         (HEADER, r"has no rows"),
         (HEADER + "1,server,1,,,1,1\n", r"line 2: round: starts at 1"),
         (HEADER + ROUND_0 + "2,phone,,7,,,\n1,phone,,8,,,\n", r"line 6: round: is 1 after 2"),
+        (
+            HEADER + ROUND_0 + "0,phone,,7,,,\n",
+            r"line 5: device: 'phone' has two rows of round 0. Make one row of them",
+        ),
+        (
+            HEADER + ROUND_0 + "2,board,,7,,,\n2,phone,,7,,,\n2,board,,,7,,\n",
+            r"line 7: device: 'board' has two rows of",
+        ),
+        (HEADER + ROUND_0 + "3,server,7,,,,\n3,server,7,,,,\n", r"line 6: device: 'server' has two rows of round 3"),
         (HEADER + ROUND_0 + "1,laptop,,7,,,\n", r"line 5: device: 'laptop' is not in round 0"),
         (HEADER + ROUND_0 + "1,phone,,-7,,,\n", r"line 5: uplink_bps: is -7"),
         (HEADER + ROUND_0 + "1,phone,,fast,,,\n", r"line 5: is not a number: .*'fast'"),

@@ -8,8 +8,7 @@ what it finds out is true on any machine, however busy.
 import itertools
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,10 @@ import pytest
 from scipy.stats import kendalltau
 
 from adaptsfl.deploy.parties.local_fleet import LocalFleet
-from adaptsfl.deploy.parties.shaped_network import ShapedNetwork, shaped_network
-from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Device, Fleet, Server
 from adaptsfl.latency import PHASES
 from deploy.deployed import HERE, Talk, record_of
-
-
-def link(up: float, down: float, delay_ms: float = 0.0) -> Device:
-    """Return a device whose links to both servers have these rates in Mbit/s, and this delay each way."""
-    rates, delay_s = (up * 1e6, down * 1e6), delay_ms / 1e3
-    return Device("device", 1.0, *rates, *rates, None, 0.0, 0.0, delay_s, delay_s, delay_s, delay_s)
-
+from deploy.laid import laid, link
 
 # Device 1 is the slowest in everything, so that model and measurement mean the same device by every phase.
 LINKS = (link(1, 4), link(2, 8), link(4, 16), link(8, 24))
@@ -67,17 +58,6 @@ UNLIKE = (44321, 46432)
 GRID = (*ALIKE, *UNLIKE)
 # Twice each: where L_c differs from that of the block before, layers move between the servers once.
 PLANS = (WARM_UP, *(plan for plan in (CHOSEN, *GRID) for _ in range(2)))
-
-
-@contextmanager
-def laid(fleet: Fleet) -> Iterator[ShapedNetwork]:
-    """Lay the links of a fleet; skip the test where that cannot be done."""
-    with ExitStack() as stack:
-        try:
-            network = stack.enter_context(shaped_network(fleet))
-        except InvalidInput as error:
-            pytest.skip(str(error))
-        yield network
 
 
 def run_over(

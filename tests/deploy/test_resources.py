@@ -294,3 +294,20 @@ def test_layers_travel_in_as_many_bits_as_are_predicted(name: str) -> None:
         bits = predicted.client_model_bits[1] - predicted.client_model_bits[0]
         whole = times or TRAVELLING[name]
         assert 8 * len(to_bytes({2: state})) == pytest.approx(bits / TRAVELLING[name] * whole, rel=0.05)
+
+
+@pytest.mark.parametrize("edge_link_changes", [True, False])
+def test_a_link_to_the_fed_server_is_believed_to_change_with_the_one_to_the_edge_server(
+    edge_link_changes: bool,
+) -> None:
+    """It is used once per block: three surprises, as others need, would be three blocks."""
+    fleet = measured()
+    fleet.ready(0, ready(rates=Rates(uplink=1e7, downlink=1e7, fed_uplink=1e7, fed_downlink=1e7)))
+    for _ in range(5):
+        for link in ("uplink_bps", "fed_uplink_bps"):
+            fleet.transferred(0, link, 1e6, 0.1)
+    for _ in range(5):
+        fleet.transferred(0, "uplink_bps", 1e6, 1.0 if edge_link_changes else 0.1)
+    fleet.transferred(0, "fed_uplink_bps", 1e6, 1.0)
+    seconds = fleet.transfer_s(0, "fed_uplink_bps", 1e6)
+    assert seconds == pytest.approx(1.0, rel=0.1) if edge_link_changes else seconds < 0.2

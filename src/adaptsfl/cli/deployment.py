@@ -11,7 +11,7 @@ from adaptsfl.cli.options import Certs, Insecure, Overrides, chosen_credentials,
 from adaptsfl.cli.printing import plain_console, say, tell
 from adaptsfl.cli.results import show_runs
 from adaptsfl.config import load_fleet, load_recipe
-from adaptsfl.errors import InvalidInput, naming
+from adaptsfl.errors import InvalidInput, inside
 from adaptsfl.fleet import Resources, read_trace, resources_from
 from adaptsfl.runs.folder import find_runs
 
@@ -126,7 +126,7 @@ def up(
     out: Annotated[
         Path | None, typer.Option(help="Where all of it goes (default: runs/ and the recipe's name).")
     ] = None,
-    status_port: Annotated[int, typer.Option(help="Of the status page; 0 takes a free one.")] = 0,
+    status_port: Annotated[int, typer.Option(help="Of the status page; 0 takes a free one.", min=0, max=65535)] = 0,
     links: Annotated[
         Path | None,
         typer.Option(
@@ -161,15 +161,23 @@ def up(
 
 def _links(path: Path, devices: int | None) -> tuple[int, Resources]:
     """Return the number of devices, and the resources of their links, from a recipe or a trace."""
-    with naming(str(path)):
-        if path.suffix.lower() == ".csv":
-            resources: Resources = read_trace(path)
-        else:
-            config = load_fleet(path)
-            if config.trace is None:
-                config = config.model_copy(update={"devices": devices or DEVICES})
-            resources = resources_from(config)
+    try:
+        resources = read_trace(path) if path.suffix.lower() == ".csv" else _links_of_recipe(path, devices)
         count = resources.at(0).size
         if devices not in (None, count):
             raise InvalidInput("--devices", f"is {devices}, but the trace has {count}", "Leave --devices out")
+    except InvalidInput as error:
+        raise error.from_file(f"--links {error.source or path}") from None
     return count, resources
+
+
+def _links_of_recipe(path: Path, devices: int | None) -> Resources:
+    if path.suffix.lower() != ".toml":
+        raise InvalidInput("", "is neither a recipe (.toml) nor a trace (.csv)", "Give one of these")
+    config = load_fleet(path)
+    if not config.model_fields_set:
+        raise InvalidInput("fleet", "is missing", "Say in [fleet] how fast links are, as recipes/links.toml does")
+    if config.trace is None:
+        config = config.model_copy(update={"devices": devices or DEVICES})
+    with inside("fleet"):
+        return resources_from(config)

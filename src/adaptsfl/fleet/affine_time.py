@@ -101,6 +101,7 @@ class AffineTime:
         self._surprises: list[Observation] = []
         self._recent: deque[tuple[Observation, bool]] = deque(maxlen=self.settings.memory)  # and whether it surprised
         self._missed = 0  # how many of these surprised
+        self._expects_change = False
         self._largest = 0.0  # the largest recent amount that took as long as predicted
         self._contradictions = 0  # small amounts since then that took less than the rate allows
 
@@ -144,6 +145,10 @@ class AffineTime:
             if observation[0] > self.settings.small * self._largest:
                 self._largest, self._contradictions = max(observation[0], self._largest), 0
 
+    def expect_change(self) -> None:
+        """Believe the next surprise at once: something else says that this link or machine has changed."""
+        self._expects_change = True
+
     def _is_hopeless_after(self, observation: Observation, surprised: bool) -> bool:
         """Note whether an observation was a surprise; return whether too many of the last ones were."""
         recent = self._recent
@@ -165,11 +170,11 @@ class AffineTime:
             if self._are_alike(before[0], observation[0]) and (state.error_s(*before) > 0) == late
         ]
         alike.append(observation)
-        patience = 1 if self._count <= self.settings.young else self.settings.patience
-        if len(alike) < patience:
+        at_once = self._expects_change or self._count <= self.settings.young
+        if len(alike) < (1 if at_once else self.settings.patience):
             self._state, self._surprises = state.updated(*observation), [*others, *alike]
             return
-        self._state, self._surprises = _explained(state, alike, self._past), others
+        self._state, self._surprises, self._expects_change = _explained(state, alike, self._past), others, False
         kept = [before for before in self._past if self._state.misfit([before]) <= self.settings.tolerance]
         self._past = deque([*kept, *alike], maxlen=self.settings.memory)
 

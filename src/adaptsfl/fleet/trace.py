@@ -49,6 +49,7 @@ def read_trace(path: Path, *, repeats: bool = False) -> TraceResources:
     state: dict[str, dict[str, float]] = {}
     rounds: list[int] = []
     fleets: list[Fleet] = []
+    given: set[str] = set()  # the devices that the current round has a row of
     for where, row in csv_rows(path, TRACE_COLUMNS):
         with naming(where):
             round_, name, values = _parsed(row)
@@ -58,10 +59,14 @@ def read_trace(path: Path, *, repeats: bool = False) -> TraceResources:
                 raise InvalidInput("round", f"is {round_} after {rounds[-1]}", "Sort rows by round")
             if round_ > 0 and name not in state:
                 raise InvalidInput("device", f"{name!r} is not in round 0", "Give every device in round 0")
+            if round_ in rounds[-1:] and name in given:
+                raise InvalidInput("device", f"{name!r} has two rows of round {round_}", "Make one row of them")
         if rounds and round_ > rounds[-1]:
             fleets.append(_moment(state, path))
         if not rounds or round_ > rounds[-1]:
             rounds.append(round_)
+            given.clear()
+        given.add(name)
         state.setdefault(name, {}).update(values)
     if not rounds:
         raise InvalidInput("", "has no rows", "Give at least round 0", source=str(path))

@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
 from adaptsfl.deploy.parties.shaped_network import EDGE_HOST, EDGE_PORT, FED_PORT, ShapedNetwork, shaped_network
 from adaptsfl.deploy.security.certs import make_certificates
-from adaptsfl.errors import RunFailed
+from adaptsfl.errors import InvalidInput, RunFailed
 from adaptsfl.fleet import Resources
 from adaptsfl.runs.folder import RECORD
 
@@ -62,12 +62,17 @@ class LocalFleet:
         self.certs = folder / "certs"
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self._last_lines: dict[str, str] = {}  # the last line of each party's output
+        self._record_bytes = self._rounds = 0  # of the record when it was last read
         self.names = [f"device-{k + 1}" for k in range(devices)]
         make_certificates(self.certs, self.names)
 
     def _exposed_status(self, network: ShapedNetwork) -> int:
         """Make the status page, which the edge server serves in its namespace, available on this machine too."""
-        listener = socket.create_server(("127.0.0.1", self.status_port))
+        try:
+            listener = socket.create_server(("127.0.0.1", self.status_port))
+        except OSError as error:
+            problem = f"{self.status_port} cannot be listened on ({error.strerror})"
+            raise InvalidInput("--status-port", problem, "Give another port, or 0 for any that is free") from None
         port = int(listener.getsockname()[1])
         network.expose(listener, f"127.0.0.1:{port}")
         return port
@@ -180,12 +185,15 @@ class LocalFleet:
     @property
     def rounds(self) -> int:
         """The rounds up to the last averaging on record."""
-        try:
-            lines = (self.folder / "edge" / RECORD).read_text(encoding="utf-8").splitlines()
-            block = json.loads(lines[-1])
-            return int(block["first_round"] + block["rounds"] - 1)
-        except (OSError, ValueError, LookupError):  # it is not there yet, or its last line is being written
-            return 0
+        record = self.folder / "edge" / RECORD
+        # A line that is being written, or no record yet, leaves the rounds as they were.
+        with suppress(OSError, ValueError, LookupError):
+            size = record.stat().st_size
+            if size != self._record_bytes:  # it grows long, and is asked for often
+                block = json.loads(record.read_text(encoding="utf-8").splitlines()[-1])
+                self._rounds = int(block["first_round"] + block["rounds"] - 1)
+                self._record_bytes = size
+        return self._rounds
 
 
 @contextmanager
@@ -205,17 +213,27 @@ def fleet_up(
         links: whose rates and fixed seconds the links between parties have in every round.
     """
     laid = nullcontext() if links is None else shaped_network(links.at(0))
-    with laid as network, _ended_by_sigterm():
+    with _ended_by_sigterm(), laid as network:
         fleet = LocalFleet(recipe, devices, folder, say, status_port=status_port, more=more, network=network)
-        over = threading.Event()
         try:
-            if links is not None:
-                threading.Thread(target=_follow, args=(fleet, links, over), daemon=True).start()
-            fleet.start_all()
-            yield fleet
+            with nullcontext() if links is None else _followed(fleet, links):
+                fleet.start_all()
+                yield fleet
         finally:
-            over.set()
             fleet.stop()
+
+
+@contextmanager
+def _followed(fleet: LocalFleet, links: Resources) -> Iterator[None]:
+    """Let links follow the rounds of a run meanwhile."""
+    over = threading.Event()
+    thread = threading.Thread(target=_follow, args=(fleet, links, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()  # before links are removed
 
 
 def _follow(fleet: LocalFleet, links: Resources, over: threading.Event) -> None:
@@ -225,7 +243,10 @@ def _follow(fleet: LocalFleet, links: Resources, over: threading.Event) -> None:
     while not over.wait(FOLLOW_S):
         if (rounds := fleet.rounds) > shaped:
             shaped = rounds
-            fleet.network.shape(links.at(rounds))
+            try:
+                fleet.network.shape(links.at(rounds))
+            except OSError as error:
+                fleet.say("links", f"not changed as they should be after round {rounds}: {error}")
 
 
 @contextmanager

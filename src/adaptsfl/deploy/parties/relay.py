@@ -9,15 +9,18 @@ import contextlib
 import ctypes
 import os
 import socket
+import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 NAMESPACES = Path("/run/netns")
 CLONE_NEWNET = 0x40000000  # in sched.h of Linux
-READ_BYTES, MOST_DELAYED = 2**16, 64  # bytes that are read at once, and how many of these may wait
+# Bytes that are read at once, and that may wait each way: what a link of 1 Gbit/s and 130 ms holds.
+READ_BYTES, MOST_DELAYED_BYTES = 2**16, 2**24
+RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: closing the socket resets the connection
 STARTING_S = 10.0
 
 
@@ -68,6 +71,7 @@ class Relay:
             if namespace is not None:
                 enter_namespace(namespace)
         except OSError as error:
+            self._loop.close()
             started.set_exception(error)
             return
         started.set_result(None)
@@ -75,9 +79,14 @@ class Relay:
 
     async def _listen(self, listener: socket.socket | str, target: str, delays: Delays) -> str:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            def over(task: asyncio.Task[None]) -> None:
+                self._connections.discard(task)
+                if not writer.is_closing():  # a task that is cancelled before it begins ends nothing itself
+                    writer.transport.abort()
+
             task = self._loop.create_task(_connect(reader, writer, target, delays))
             self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+            task.add_done_callback(over)
 
         if isinstance(listener, str):
             server = await asyncio.start_server(accepted, listener, 0)
@@ -90,9 +99,10 @@ class Relay:
     async def _close(self) -> None:
         for server in self._servers:
             server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # also those that are about to accept
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
 
 def enter_namespace(namespace: str) -> None:
@@ -107,41 +117,64 @@ def enter_namespace(namespace: str) -> None:
 
 
 async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str, delays: Delays) -> None:
+    """Pass bytes on both ways until both sides have ended; a connection that fails on one side is reset on the other.
+
+    If the server is not there, the connection is reset as well: gRPC takes one that is closed in order for a refused
+    certificate, and gives up.
+    """
     host, _, port = target.rpartition(":")
+    ends = [writer]
     try:
         answers, requests = await asyncio.open_connection(host, int(port))
-    except OSError:
-        writer.transport.abort()
-        return
-    try:
+        ends.append(requests)
         async with asyncio.TaskGroup() as both:
             both.create_task(_pass_on(reader, requests, lambda: delays.there_s))
             both.create_task(_pass_on(answers, writer, lambda: delays.back_s))
-    finally:
         for end in (writer, requests):
+            end.close()
+            await end.wait_closed()  # until all that was written is sent
+            ends.remove(end)
+    except* OSError:
+        for end in ends:
+            with contextlib.suppress(OSError):  # it may be closed already
+                end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    finally:
+        for end in ends:
             end.transport.abort()
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: Any) -> None:
-    """Pass bytes on, each after its delay, until either side ends the connection."""
-    loop, waiting = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](MOST_DELAYED)
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: Callable[[], float]) -> None:
+    """Pass bytes on, each after its delay and in their order, until the side that sends them has ended."""
+    loop, waiting = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes | OSError]]()
+    held, room = 0, asyncio.Event()
 
     async def read() -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(READ_BYTES):
-                await waiting.put((loop.time() + delay_s(), data))
-        await waiting.put((loop.time() + delay_s(), b""))
+        nonlocal held
+        data: bytes | OSError = b"begin"
+        while data and not isinstance(data, OSError):
+            while held > MOST_DELAYED_BYTES:
+                room.clear()
+                await room.wait()
+            try:
+                data = await reader.read(READ_BYTES)
+                held += len(data)
+            except OSError as error:
+                data = error
+            waiting.put_nowait((loop.time() + delay_s(), data))
 
     reading = loop.create_task(read())
     try:
-        with contextlib.suppress(OSError):
-            while True:
-                due, data = await waiting.get()
-                await asyncio.sleep(due - loop.time())
-                if not data:
-                    writer.write_eof()
-                    return
-                writer.write(data)
-                await writer.drain()
+        while True:
+            due, data = await waiting.get()
+            await asyncio.sleep(due - loop.time())
+            if isinstance(data, OSError):
+                raise data
+            if not data:
+                writer.write_eof()
+                return
+            writer.write(data)
+            await writer.drain()
+            held -= len(data)
+            room.set()
     finally:
         reading.cancel()

@@ -3,19 +3,21 @@
 Every device has two cables, one to the edge server and one to the fed server, and a third one joins the servers. A
 token bucket (tc tbf) at each end of a cable limits the rate of what is sent there; relays add delays. A bucket lets a
 packet pass at once after a pause, which would make small messages faster than the link: relays make up for it. All of
-it is removed at the end. Only root may make namespaces.
+it is removed at the end; what a killed process has left, by the next one. Only root may make namespaces.
 """
 
 import itertools
 import os
+import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
-from adaptsfl.deploy.parties.relay import Delays, Relay
+from adaptsfl.deploy.parties.relay import NAMESPACES, Delays, Relay
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
 
@@ -48,7 +50,8 @@ class ShapedNetwork:
         self._hub = f"{self._mark}-hub"
         self.edge: Final = f"{EDGE_HOST}:{EDGE_PORT}"
         self.fed: Final = f"{FED_HOST}:{FED_PORT}"
-        slowest = min(float(rates.min()) for rates in (fleet.uplink_bps, fleet.downlink_bps, fleet.fed_uplink_bps))
+        rates = (fleet.uplink_bps, fleet.downlink_bps, fleet.fed_uplink_bps, fleet.fed_downlink_bps)
+        slowest = min(fleet.server.to_fed_bps, fleet.server.from_fed_bps, *(float(rate.min()) for rate in rates))
         self._packet = SMALL_PACKET if slowest < SLOW_BPS else PACKET
         self._made: list[str] = []
         self._shaped: dict[tuple[str, str], float] = {}  # by namespace and interface: the rate of its bucket
@@ -71,10 +74,11 @@ class ShapedNetwork:
 
     def make(self) -> None:
         """Make everything; raises `OSError` with what `ip` or `tc` says."""
+        _remove_left_over()
         devices = [f"device-{k + 1}" for k in range(self.fleet.size)]
         for name in (self._hub, *(self.namespace(party) for party in ("edge", "fed", *devices))):
+            self._made.append(name)  # first: this may be interrupted at any time
             _run("ip", "netns", "add", name)
-            self._made.append(name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
         for bridge in ("br-edge", "br-fed"):
             _run("ip", "-n", self._hub, "link", "add", bridge, "type", "bridge")
@@ -111,7 +115,8 @@ class ShapedNetwork:
         _run("ip", "-n", edge, "link", "add", "eth1", "type", "veth", "peer", "name", "eth1", "netns", fed)
         for name, address in ((edge, "10.93.0.1"), (fed, FED_FOR_EDGE)):
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth1")
-            _run("ip", "-n", name, "link", "set", "eth1", "up")
+            # A bucket drops packets that are larger than itself.
+            _run("ip", "-n", name, "link", "set", "eth1", "mtu", str(self._packet), "up")
 
     def _add_delays(self, server: str, party: str, host: str, target: str) -> None:
         """Lead a party to a server through a relay in the server's namespace."""
@@ -181,6 +186,14 @@ def shaped_network(fleet: Fleet) -> Iterator[ShapedNetwork]:
         yield network
     finally:
         network.remove()
+
+
+def _remove_left_over() -> None:
+    """Remove the namespaces of processes that were killed before they could do so."""
+    for path in NAMESPACES.glob("sfl*"):
+        maker = re.fullmatch(r"sfl(\d+)x\d+-\w+", path.name)
+        if maker and not Path("/proc", maker[1]).exists():
+            subprocess.run(["ip", "netns", "delete", path.name], check=False, capture_output=True)
 
 
 def _run(*command: str) -> None:

@@ -23,6 +23,9 @@ PROBED_BITS = 2**21  # about the size of the transfers with which a device measu
 # Every rate with the name of the fixed seconds beside it; those of computing are split between both passes.
 LINKS = {name: name.removesuffix("_bps") + "_s" for name in RATES if name.endswith("_bps")}
 SERVER_RATES = {"flops": "turn_s", "to_fed_bps": "to_fed_s", "from_fed_bps": "from_fed_s"}
+# The link to the edge server beside each to the fed server. A device mostly has one way out, so if one has changed by this
+# factor, the other has too: it is used once per block, and three blocks would pass before it was believed by itself.
+BESIDE, CHANGED = {"fed_uplink_bps": "uplink_bps", "fed_downlink_bps": "downlink_bps"}, 2.0
 # Numbers sent per parameter when a layer is averaged: the parameter itself, and its optimiser state.
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
 
@@ -46,6 +49,7 @@ class MeasuredFleet:
         self.devices: dict[int, dict[str, AffineTime]] = {}
         self.server = {name: AffineTime(FASTEST) for name in SERVER_RATES}
         self.averaging = AffineTime(AVERAGED_BPS)
+        self._beside: dict[tuple[int, str], float] = {}  # by device and link: the rate of the one beside it, last time
         self._shares: dict[int, tuple[FloatArray, FloatArray]] = {}  # by device: per layer, forward and backward
 
     def ready(self, number: int, message: Ready) -> None:
@@ -100,7 +104,13 @@ class MeasuredFleet:
 
     def transferred(self, number: int, link: str, bits: float, seconds: float) -> None:
         """Add how long a whole transfer over a device's link took, latency included."""
-        self.devices[number][link].add(bits, max(0.0, seconds))
+        known = self.devices[number]
+        if beside := BESIDE.get(link):
+            before, now = self._beside.get((number, link)), known[beside].rate
+            if before is not None and not 1 / CHANGED < now / before < CHANGED:
+                known[link].expect_change()
+            self._beside[number, link] = now
+        known[link].add(bits, max(0.0, seconds))
 
     def transfer_s(self, number: int, link: str, bits: float) -> float:
         """Return how long a transfer over a device's link is expected to take."""
