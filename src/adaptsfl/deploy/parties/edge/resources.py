@@ -23,8 +23,8 @@ PROBED_BITS = 2**21  # about the size of the transfers with which a device measu
 # Every rate with the name of the fixed seconds beside it; those of computing are split between both passes.
 LINKS = {name: name.removesuffix("_bps") + "_s" for name in RATES if name.endswith("_bps")}
 SERVER_RATES = {"flops": "turn_s", "to_fed_bps": "to_fed_s", "from_fed_bps": "from_fed_s"}
-# The link to the edge server beside each to the fed server. A device mostly has one way out, so if one has changed by this
-# factor, the other has too: it is used once per block, and three blocks would pass before it was believed by itself.
+# The link to the edge server beside each to the fed server. A device mostly has one way out, so if one has changed by
+# this factor, the other has too: it is used once per block, and by itself would be believed after three blocks only.
 BESIDE, CHANGED = {"fed_uplink_bps": "uplink_bps", "fed_downlink_bps": "downlink_bps"}, 2.0
 # Numbers sent per parameter when a layer is averaged: the parameter itself, and its optimiser state.
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
