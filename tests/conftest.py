@@ -29,6 +29,7 @@ LONGEST = (
     "training/test_ranks.py",
     "deploy/test_hostile.py",
     "deploy/test_links.py",
+    "deploy/test_up_links.py",
     "reproduce/test_runner.py",
     "models/test_third_party.py",
     "deploy/test_same_as_simulated.py",
