@@ -20,7 +20,7 @@ import warm
 from adaptsfl.cli import app, deployment
 from adaptsfl.deploy.parties import local_fleet
 from adaptsfl.deploy.parties.local_fleet import LocalFleet, fleet_up
-from adaptsfl.deploy.parties.relay import _enter
+from adaptsfl.deploy.parties.relay import enter_namespace
 from adaptsfl.deploy.parties.shaped_network import ShapedNetwork
 from adaptsfl.fleet import Fleet, read_trace
 from deploy.deployed import HERE, PATIENCE_S, Talk
