@@ -69,7 +69,7 @@ def start_at_once(fleet: LocalFleet, party: str) -> None:
     """Start a party with its imports done, in the namespace in which its command line runs."""
     *in_namespace, name, _python, _m, _adaptsfl = fleet.command(party)[:7]
     assert in_namespace == ["ip", "netns", "exec"]
-    process = warm.Command(fleet.command(party)[7:], without=["matplotlib"], first=partial(_enter, name))
+    process = warm.Command(fleet.command(party)[7:], without=["matplotlib"], first=partial(enter_namespace, name))
     fleet.processes[party] = process  # type: ignore[assignment]
     threading.Thread(target=fleet._relay, args=(party, process), daemon=True).start()
 
