@@ -16,6 +16,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from adaptsfl.deploy.parties.local_fleet import LocalFleet
+from adaptsfl.deploy.parties.shaped_network import ShapedNetwork
 from adaptsfl.fleet import Device, Fleet, Server
 from adaptsfl.latency import PHASES
 from deploy.deployed import HERE, Talk, record_of
@@ -64,23 +65,36 @@ def run_over(
     folder: Path, links: Sequence[Device], plans: Sequence[int], rounds: int, *changes: str
 ) -> list[dict[str, Any]]:
     """Return the record of a run over such links, every party a process in a network of its own."""
+    server = Server(1.0, 100e6, 100e6, to_fed_s=links[-1].uplink_s, from_fed_s=links[-1].downlink_s)
+    with laid(Fleet.of(links, server)) as network:
+        return run_plans(folder, len(links), plans, rounds, *changes, network=network)
+
+
+def run_plans(
+    folder: Path,
+    devices: int,
+    plans: Sequence[int],
+    rounds: int,
+    *changes: str,
+    network: ShapedNetwork | None = None,
+) -> list[dict[str, Any]]:
+    """Return the record of a run that follows one plan after another; without a network, over loopback."""
     file, talk = folder / "recipe.toml", Talk()
     file.write_text(RECIPE)
     more = [f'run.options={{"scripted_policy:Scripted"={{plans={list(plans)}}}}}', f"run.rounds={rounds}", *changes]
-    server = Server(1.0, 100e6, 100e6, to_fed_s=links[-1].uplink_s, from_fed_s=links[-1].downlink_s)
-    with pytest.MonkeyPatch.context() as patch, laid(Fleet.of(links, server)) as network:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
         patch.setenv("OMP_NUM_THREADS", "1")
-        fleet = LocalFleet(file, len(links), folder / "run", talk, more=more, network=network)
+        fleet = LocalFleet(file, devices, folder / "run", talk, more=more, network=network)
         try:
             for server in ("fed", "edge"):
                 fleet.start(server)
             for server in ("fed", "edge"):
                 talk.wait_for(server, "listening")
-            for number in range(1, len(links) + 1):
-                fleet.start(f"device-{number}")
-            for number in range(1, len(links) + 1):
-                talk.wait_for(f"device-{number}", "the run is over")
+            for name in fleet.names:
+                fleet.start(name)
+            for name in fleet.names:
+                talk.wait_for(name, "the run is over")
         finally:
             fleet.stop()
     found = record_of(fleet)
@@ -193,4 +207,38 @@ def test_the_plan_pays(record: list[dict[str, Any]]) -> None:
     grid = [least[plan] for plan in GRID]
     assert least[CHOSEN] < 0.8 * max(grid), least
     if os.environ.get("ADAPTSFL_QUIET_MACHINE"):  # elsewhere a tenth is less than what other programs take
+        assert least[CHOSEN] < 1.1 * min(grid), least
+
+
+# --- loopback: no link is slow, so that other programs of this machine decide more ---
+
+ON_LOOPBACK = 8  # rounds of a block
+LOOPBACK_GRID = tuple(ON_LOOPBACK * 10_000 + int(str(cut) * 4) for cut in range(1, 7))
+LOOPBACK_PLANS = (82222, *((CHOSEN, *LOOPBACK_GRID) * 3))
+
+
+@pytest.fixture(scope="module")
+def loopback(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    rounds, folder = ON_LOOPBACK * len(LOOPBACK_PLANS), tmp_path_factory.mktemp("loopback")
+    return run_plans(folder, 4, LOOPBACK_PLANS, rounds, f"planner.interval={ON_LOOPBACK}", "training.batch_size=16")
+
+
+@pytest.mark.slow
+def test_rounds_over_loopback_take_as_long_as_predicted(loopback: list[dict[str, Any]]) -> None:
+    """Within a quarter: the median of all blocks after the first ones, at any cut."""
+    ratios = [measured_s(block, "a") / predicted_s(block, "a") for block in loopback[1 + len(LOOPBACK_GRID) :]]
+    assert 0.75 < statistics.median(ratios) < 1.25, ratios
+
+
+@pytest.mark.slow
+def test_the_plan_over_loopback_splits_the_model_and_pays(loopback: list[dict[str, Any]]) -> None:
+    least = {
+        plan: min(per_round_s(b, measured_s) for p, b in zip(LOOPBACK_PLANS, loopback, strict=True) if p == plan)
+        for plan in (CHOSEN, *LOOPBACK_GRID)
+    }
+    chosen = [b["cuts"] for p, b in zip(LOOPBACK_PLANS, loopback, strict=True) if p == CHOSEN]
+    assert max(chosen[-1]) < 6, chosen
+    grid = [least[plan] for plan in LOOPBACK_GRID]
+    assert least[CHOSEN] < max(grid), least
+    if os.environ.get("ADAPTSFL_QUIET_MACHINE"):
         assert least[CHOSEN] < 1.1 * min(grid), least

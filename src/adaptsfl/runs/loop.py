@@ -1,5 +1,6 @@
 """The loop of a run, in simulation and deployment: observe, decide, train and charge, record, end; block by block."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class BlockLoop:
         self._standing: Standing | None = None
         self._measured_at: int | None = None  # the round of the last measurement of constants
         self._divergence: tuple[float, ...] = ()
-        self._losses: list[float] = []  # of every round
+        self._losses = array("d")  # of every round: eight bytes each, for runs of millions of rounds
         self._learning_rate, self._rates = recipe.training.learning_rate, rate_schedule(recipe.training)
 
     def __iter__(self) -> Iterator[Block]:
@@ -184,7 +185,7 @@ class BlockLoop:
     def _count(self, block: Block) -> None:
         """Update counters and beliefs with a block that was trained, now or before a restart."""
         self.rounds, self.blocks = block.last_round, block.block
-        self._losses += block.losses
+        self._losses.extend(block.losses)
         if self.policy.estimates:
             self.beliefs.learn(block)
         self.ended_by = self.ending.after(block)
