@@ -97,6 +97,19 @@ def test_fetching_and_delivering_layers_are_measured_with_their_latency(accounts
     assert ledger.clock.seconds["a4"] == pytest.approx(2 * (LATENCY_S + TRANSFER_S), rel=0.15)
 
 
+def test_a_round_that_waited_for_test_samples_takes_its_latency_and_no_more(accounts: Accounts) -> None:
+    """Test samples were in the way for 0.3 s: that is no phase of a round, and says nothing about links."""
+    trained(accounts, 60)
+    ledger, _, now = trained(accounts, 2)
+    ledger.tested.add(0)
+    before, way_s = accounts.measured.transfer_s(0, "uplink_bps", 3200), LATENCY_S + TRANSFER_S
+    came = now + 2 * way_s + FORWARD_S + BACKWARD_S + 0.3
+    phases, _ = accounts.note_round(ledger, 3, {0: arrival(came)}, 1.0, came + TURN_S, ALL)
+    assert (phases["a2"], phases["a4"]) == pytest.approx((way_s, way_s), rel=0.1)
+    assert ledger.clock.other_s == pytest.approx(0.3, abs=0.02)
+    assert accounts.measured.transfer_s(0, "uplink_bps", 3200) == before
+
+
 def test_a_device_that_was_away_says_nothing_about_its_links(accounts: Accounts) -> None:
     """Its last gradients are of an earlier round: how long they were on their way is not known."""
     ledger, _, now = trained(accounts, 2)

@@ -70,8 +70,9 @@ class Accounts:
             for link, seconds in (("uplink_bps", up_s), ("downlink_bps", down_s)):
                 self.measured.transferred(device, link, 0.0, rest_s / 2)
                 self.measured.transferred(device, link, bits, seconds)
-        else:  # its gradients are of an earlier round, or its activations had to wait
-            up_s = arrival.seconds
+        else:  # its gradients are of an earlier round, or its activations had to wait: as expected
+            up_s = max(arrival.seconds, self.measured.transfer_s(device, "uplink_bps", bits))
+            down_s = max(down_s, self.measured.transfer_s(device, "downlink_bps", bits))
         return {"a4": down_s, "a5": header.backward_s, "a1": header.forward_s, "a2": up_s}
 
     def _fetched(self, block: Ledger, device: int, arrival: Arrival) -> dict[str, float]:
