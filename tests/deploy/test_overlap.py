@@ -71,6 +71,31 @@ def test_the_edge_server_has_its_layers_before_devices_have_theirs(tmp_path: Pat
     assert [block.rounds for block in read_run(tmp_path / "edge").blocks] == [2, 2]
 
 
+def test_moments_that_the_fed_server_lost_before_the_edge_server_had_its_layers_are_nobodys_fault(
+    tmp_path: Path,
+) -> None:
+    """It is restarted once, after devices have delivered their moments, and is told of the block by the edge server."""
+    changes = (THREE, "run.rounds=4", "run.evaluate_every=1", BATCH_NORM)
+
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, *changes, recipe=planned(2123)) as here:
+            fed, protocol = here.conductor.fed, here.conductor.protocol
+            fetch = fed.fetch_of
+
+            async def restarted(*arguments: Any) -> Any:
+                if protocol.block is not None and protocol.block.number == 2:
+                    await here.until(lambda: all(protocol.keeps(connection) for connection in protocol.connections))
+                    here.fed.block = None
+                return await fetch(*arguments)
+
+            fed.fetch_of = restarted  # type: ignore[method-assign]
+            await here.finish(started(here, *[DeviceParty] * 3))
+            assert [device.violations for device in protocol.devices] == [0, 0, 0]
+
+    played(scenario())
+    assert [block.rounds for block in read_run(tmp_path / "edge").blocks] == [2, 2]
+
+
 # --- evaluation ---
 
 EVALUATED = (THREE, "run.evaluate_every=1")

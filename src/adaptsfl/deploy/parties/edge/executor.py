@@ -230,11 +230,11 @@ class Executor:
         self._start(self._placed(self.ledger))
 
     async def _placed(self, block: Ledger) -> events.Event:
-        fetched = await self.averaging.fetch_own(block)
+        fetched, forgotten = await self.averaging.fetch_own(block)
         place = partial(self.edge_model.place, block.deepest, fetched, evaluates=block.evaluates)
         await self.computing.run(place)
         block.placed_at = time.perf_counter()
-        return events.LayersPlaced(block.attempt)
+        return events.LayersPlaced(block.attempt, forgotten)
 
     def _give_layers(self, action: do.GiveLayers) -> None:
         assert self.ledger is not None
