@@ -228,6 +228,46 @@ def test_training_waits_for_one_mini_batch_of_test_samples_at_most() -> None:
     assert order == ["held", "round 0", "round 1", "round 2", "test 0", "test 1", "test 2"]
 
 
+def test_a_mini_batch_that_was_evaluated_over_the_connection_before_is_not_sent_again() -> None:
+    """The answer comes after the device has begun to compute the same test samples for the new connection."""
+    evaluation = DeviceEvaluation({1: torch.nn.Identity()}, [(torch.zeros(2, 3), torch.zeros(2))], {})
+    assert evaluation.take() == 0
+    evaluation.pause()
+    evaluation.go_on()
+    assert evaluation.take() == 0
+    evaluation.done(0)
+    assert evaluation.run(0) is None
+    assert evaluation.take() is None
+
+
+def test_test_samples_of_two_connections_do_not_run_through_the_layers_at_once() -> None:
+    """A job is cancelled with its connection, but its thread goes on: both would swap the layers' buffers."""
+    inside: list[int] = []
+    most: list[int] = []
+    begun, end = threading.Event(), threading.Event()
+
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.append(1)
+            most.append(len(inside))
+            begun.set()
+            end.wait(PATIENCE_S)
+            inside.pop()
+            return x
+
+    evaluation = DeviceEvaluation({1: Slow()}, [(torch.zeros(2, 3), torch.zeros(2))], {})
+    threads = [threading.Thread(target=evaluation.run, args=(0,)) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(PATIENCE_S)
+    begun.clear()
+    threads[1].start()
+    begun.wait(0.2)  # it must not begin
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1]
+
+
 def test_the_model_of_the_begin_is_evaluated_whatever_training_does_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE.replace('norm = "group"', 'norm = "batch"'))
     terms = Terms.of(load_recipe(tmp_path / "recipe.toml", ["fleet.devices=2"]))

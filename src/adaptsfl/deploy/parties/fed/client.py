@@ -170,7 +170,7 @@ class RetryingFedClient(FedClient):
             raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
 
     async def fetch_of(self, opening: Opening, brought: LayerStates, first: int, last: int) -> tuple[Moved, bool]:
-        """Return averaged layers of a block, and whether it was opened again: the fed server may have been restarted."""
+        """Return averaged layers of a block, and whether it was opened again at a fed server that was restarted."""
         forgotten = False
         while True:
             try:
