@@ -169,13 +169,10 @@ class Executor:
         self.handle(events.Disconnected(session.number, violated, informed))
 
     async def taken(self, session: Session) -> None:
-        """Wait until the activations that a connection has brought are handled, and computed with."""
+        """Wait until the activations that a connection has brought are handled."""
         while self.protocol.keeps(session.number):
             await self._handled.wait()
         session.arrival = None
-        if session.work is not None:
-            await asyncio.wait([session.work])
-            session.work = None
 
     def _close(self, action: do.Close) -> None:
         if session := self._sessions.get(action.connection):
