@@ -1,7 +1,7 @@
 """Carries out the protocol's actions: messages to devices, computing, calls of the fed server.
 
 The executor handles events one after another; work that takes time runs as a task, whose end is an event again. All
-computing runs in one thread, in the order of the requests.
+computing runs in one thread: what training needs in the order of the requests, test samples when it needs nothing.
 """
 
 import asyncio
