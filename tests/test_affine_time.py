@@ -245,6 +245,17 @@ def test_three_stalls_in_a_row_are_believed_and_forgotten_again() -> None:
     assert found.predict_s(LARGE) == pytest.approx(link.true_s(LARGE), rel=0.1)
 
 
+def test_a_change_that_did_not_come_is_no_longer_expected() -> None:
+    """A small message does not tell whether the rate has changed; a large one that takes as long as ever does."""
+    link = Link()
+    for amount, seconds in ((LARGE, link.true_s(LARGE)), (SMALL, 60.0)):
+        found = steady(link, LARGE)
+        found.expect_change()
+        found.add(amount, link.true_s(amount))
+        found.add(LARGE, 60.0)
+        assert found.predict_s(LARGE) == pytest.approx(seconds, rel=0.2)
+
+
 @pytest.mark.parametrize("scatter", [0.2, 0.5])
 def test_stalls_of_one_amount_do_not_make_all_seconds_fixed(scatter: float) -> None:
     """Every fourth pass of one cut stalls: neither part can be told from the other, so both keep their shares."""

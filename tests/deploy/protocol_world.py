@@ -335,7 +335,7 @@ class World:
     def _outcome(self, action: actions.Action) -> events.Event:  # noqa: PLR0911
         match action:
             case actions.PlaceLayers():
-                return events.LayersPlaced(action.attempt)
+                return events.LayersPlaced(action.attempt, self.fed.know(action.attempt))
             case actions.GiveLayers():
                 return events.LayersGiven(action.attempt, action.device)
             case actions.TrainRound():

@@ -71,6 +71,31 @@ def test_the_edge_server_has_its_layers_before_devices_have_theirs(tmp_path: Pat
     assert [block.rounds for block in read_run(tmp_path / "edge").blocks] == [2, 2]
 
 
+def test_moments_that_the_fed_server_lost_before_the_edge_server_had_its_layers_are_nobodys_fault(
+    tmp_path: Path,
+) -> None:
+    """It is restarted once, after devices have delivered their moments, and is told of the block by the edge server."""
+    changes = (THREE, "run.rounds=4", "run.evaluate_every=1", BATCH_NORM)
+
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, *changes, recipe=planned(2123)) as here:
+            fed, protocol = here.conductor.fed, here.conductor.protocol
+            fetch = fed.fetch_of
+
+            async def restarted(*arguments: Any) -> Any:
+                if protocol.block is not None and protocol.block.number == 2:
+                    await here.until(lambda: all(protocol.keeps(connection) for connection in protocol.connections))
+                    here.fed.block = None
+                return await fetch(*arguments)
+
+            fed.fetch_of = restarted  # type: ignore[method-assign]
+            await here.finish(started(here, *[DeviceParty] * 3))
+            assert [device.violations for device in protocol.devices] == [0, 0, 0]
+
+    played(scenario())
+    assert [block.rounds for block in read_run(tmp_path / "edge").blocks] == [2, 2]
+
+
 # --- evaluation ---
 
 EVALUATED = (THREE, "run.evaluate_every=1")
@@ -201,6 +226,46 @@ def test_training_waits_for_one_mini_batch_of_test_samples_at_most() -> None:
 
     asyncio.run(scenario())
     assert order == ["held", "round 0", "round 1", "round 2", "test 0", "test 1", "test 2"]
+
+
+def test_a_mini_batch_that_was_evaluated_over_the_connection_before_is_not_sent_again() -> None:
+    """The answer comes after the device has begun to compute the same test samples for the new connection."""
+    evaluation = DeviceEvaluation({1: torch.nn.Identity()}, [(torch.zeros(2, 3), torch.zeros(2))], {})
+    assert evaluation.take() == 0
+    evaluation.pause()
+    evaluation.go_on()
+    assert evaluation.take() == 0
+    evaluation.done(0)
+    assert evaluation.run(0) is None
+    assert evaluation.take() is None
+
+
+def test_test_samples_of_two_connections_do_not_run_through_the_layers_at_once() -> None:
+    """A job is cancelled with its connection, but its thread goes on: both would swap the layers' buffers."""
+    inside: list[int] = []
+    most: list[int] = []
+    begun, end = threading.Event(), threading.Event()
+
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.append(1)
+            most.append(len(inside))
+            begun.set()
+            end.wait(PATIENCE_S)
+            inside.pop()
+            return x
+
+    evaluation = DeviceEvaluation({1: Slow()}, [(torch.zeros(2, 3), torch.zeros(2))], {})
+    threads = [threading.Thread(target=evaluation.run, args=(0,)) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(PATIENCE_S)
+    begun.clear()
+    threads[1].start()
+    begun.wait(0.2)  # it must not begin
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1]
 
 
 def test_the_model_of_the_begin_is_evaluated_whatever_training_does_meanwhile(tmp_path: Path) -> None:

@@ -823,6 +823,24 @@ def test_nobody_is_accused_when_the_fed_server_forgets_moments(answered: bool) -
     assert world.ended == [1, 2]
 
 
+def test_nobody_is_accused_when_the_fed_server_forgets_moments_before_the_edge_server_has_its_layers() -> None:
+    """The edge server tells it of the block again in order to fetch them; devices' moments may have come before."""
+    world = training(3, 2)
+    world.settle()
+    world.open_block(2, placed=False, evaluate=True, estimate=True)
+    world.read_all()
+    world.forget()
+    world.finish(actions.PlaceLayers)
+    while world.finish(actions.GiveLayers):
+        pass
+    work = world.take(actions.EstimateMoments)
+    world.do(events.MomentsMerged(work.attempt, merged=False, missing=work.devices))
+    assert of(world, actions.Close) == []
+    assert [device.undelivered for device in world.protocol.devices] == [0, 0, 0]
+    world.settle()
+    assert world.ended == [1, 2]
+
+
 def test_activations_that_spoil_an_estimation_are_left_out_of_it() -> None:
     world = training(3, 2)
     world.settle()

@@ -144,9 +144,14 @@ class AffineTime:
             self._state = state.updated(*observation)
             if observation[0] > self.settings.small * self._largest:
                 self._largest, self._contradictions = max(observation[0], self._largest), 0
+                self._expects_change = False  # it did not come
 
     def expect_change(self) -> None:
-        """Believe the next surprise at once: something else says that this link or machine has changed."""
+        """Believe a surprise at once: something else says that this link or machine has changed.
+
+        A large amount that then takes as long as predicted ends the expectation: else a stall much later, such as a
+        server's restart, would be believed.
+        """
         self._expects_change = True
 
     def _is_hopeless_after(self, observation: Observation, surprised: bool) -> bool:

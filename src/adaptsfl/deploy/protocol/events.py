@@ -145,9 +145,14 @@ class BlockOpened(Event):
 
 @dataclass(frozen=True)
 class LayersPlaced(Event):
-    """The edge server has fetched and placed the layers with which it begins the block."""
+    """The edge server has fetched and placed the layers with which it begins the block.
+
+    Attributes:
+        forgotten: whether the block had to be opened again at the fed server meanwhile: moments of devices are lost.
+    """
 
     attempt: int
+    forgotten: bool = False
 
 
 @dataclass(frozen=True)

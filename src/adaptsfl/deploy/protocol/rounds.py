@@ -40,6 +40,7 @@ def layers_placed(state: State, event: on.LayersPlaced, now: float) -> None:
     block = state.block
     if block is None or block.attempt != event.attempt or block.placed:
         return
+    block.deliveries.forgotten += event.forgotten
     if block.estimation is None:
         _begin_training(state, block, now)
     else:

@@ -1,5 +1,6 @@
 """A device's test samples in one block: they are sent while the device waits for the edge server."""
 
+import threading
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ class DeviceEvaluation:
         self._left = dict.fromkeys(range(len(batches)))  # numbers of mini-batches that were not evaluated, in order
         self._on_its_way: int | None = None
         self._paused = False
+        self._computing = threading.Lock()
         self.total = len(batches)
 
     def take(self) -> int | None:
@@ -38,10 +40,17 @@ class DeviceEvaluation:
         self._on_its_way = next(iter(self._left))
         return self._on_its_way
 
-    def run(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return the activations and labels of a mini-batch."""
-        inputs, labels = self._batches[number]
-        return evaluated(self._pieces, self._running, inputs), labels
+    def run(self, number: int) -> tuple[Tensor, Tensor] | None:
+        """Return the activations and labels of a mini-batch; None if it was evaluated meanwhile.
+
+        It runs in a thread, which goes on when its connection is lost: another one waits for it.
+        """
+        with self._computing:
+            pieces, batches, running = self._pieces, self._batches, self._running  # first: `done` may free them
+            if number not in self._left:
+                return None
+            inputs, labels = batches[number]
+            return evaluated(pieces, running, inputs), labels
 
     def done(self, number: int) -> None:
         """Record that the edge server has evaluated a mini-batch; after the last one, free all memory."""

@@ -353,9 +353,11 @@ class DeviceParty:
             held.evaluation, held.start = DeviceEvaluation(pieces, self.data.test_batches(), running), None
 
     async def _test(self, held: Held, evaluation: DeviceEvaluation, number: int, stream: EdgeStream) -> None:
-        """Send the activations of one mini-batch of test samples."""
-        activations, labels = await asyncio.to_thread(evaluation.run, number)
-        header, parts = self._packed(activations, labels)
+        """Send the activations of one mini-batch of test samples, unless they are no longer needed."""
+        found = await asyncio.to_thread(evaluation.run, number)
+        if found is None:
+            return
+        header, parts = self._packed(*found)
         header.attempt, header.round = held.attempt, number
         header.evaluation, header.evaluation_batches = True, evaluation.total
         await stream.send(header, parts)

@@ -78,7 +78,7 @@ class Accounts:
     def _fetched(self, block: Ledger, device: int, arrival: Arrival) -> dict[str, float]:
         """Return the seconds of b3, a1 and a2, from the plan to a device's first activations; measure its download.
 
-        The plan's own latency is part of b3. A device that held the layers already does not say how long they took.
+        The plan's own latency is part of b3. If a device does not say how long it fetched, that is as expected.
         """
         header, bits = arrival.header, 8 * self.shapes.size(block.cuts[device])
         layer_bits = self.layer_bits(block.cuts[device])

@@ -43,15 +43,18 @@ class Averaging:
         self.kept: Callable[[], Awaitable[None]] = _at_once
         self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def fetch_own(self, block: Ledger) -> LayerStates:
-        """Return averaged layers that run at the edge server in a block, for single devices or for all."""
+    async def fetch_own(self, block: Ledger) -> tuple[LayerStates, bool]:
+        """Return averaged layers that run at the edge server in a block, for single devices or for all.
+
+        The second value is whether the block had to be opened again at the fed server.
+        """
         first, last = min(block.cuts) + 1, block.known
         if first > last:
-            return {}
+            return {}, False
         began = time.perf_counter()
-        moved = await self.fed.fetch_of(block.opening, block.brought, first, last)
+        moved, forgotten = await self.fed.fetch_of(block.opening, block.brought, first, last)
         self.accounts.measured.server["from_fed_bps"].add(8 * moved.size, time.perf_counter() - began)
-        return moved.states
+        return moved.states, forgotten
 
     async def reopen(self, block: Ledger) -> events.Event:
         """Make sure that the fed server knows the block."""

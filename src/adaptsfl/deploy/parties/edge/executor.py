@@ -1,7 +1,7 @@
 """Carries out the protocol's actions: messages to devices, computing, calls of the fed server.
 
 The executor handles events one after another; work that takes time runs as a task, whose end is an event again. All
-computing runs in one thread, in the order of the requests.
+computing runs in one thread: what training needs in the order of the requests, test samples when it needs nothing.
 """
 
 import asyncio
@@ -169,13 +169,10 @@ class Executor:
         self.handle(events.Disconnected(session.number, violated, informed))
 
     async def taken(self, session: Session) -> None:
-        """Wait until the activations that a connection has brought are handled, and computed with."""
+        """Wait until the activations that a connection has brought are handled."""
         while self.protocol.keeps(session.number):
             await self._handled.wait()
         session.arrival = None
-        if session.work is not None:
-            await asyncio.wait([session.work])
-            session.work = None
 
     def _close(self, action: do.Close) -> None:
         if session := self._sessions.get(action.connection):
@@ -230,11 +227,11 @@ class Executor:
         self._start(self._placed(self.ledger))
 
     async def _placed(self, block: Ledger) -> events.Event:
-        fetched = await self.averaging.fetch_own(block)
+        fetched, forgotten = await self.averaging.fetch_own(block)
         place = partial(self.edge_model.place, block.deepest, fetched, evaluates=block.evaluates)
         await self.computing.run(place)
         block.placed_at = time.perf_counter()
-        return events.LayersPlaced(block.attempt)
+        return events.LayersPlaced(block.attempt, forgotten)
 
     def _give_layers(self, action: do.GiveLayers) -> None:
         assert self.ledger is not None

@@ -118,7 +118,7 @@ class EdgeService(Service):
     async def _take_activations(
         self, session: Session, header: wire.Activations, requests: AsyncIterator[wire.FromDevice]
     ) -> None:
-        """Receive activations, and hand them to the protocol; wait until the computation on them is done."""
+        """Receive activations, and hand them to the protocol; wait until it has handled them."""
         member, attempt = session.member, int(header.attempt)
         if not self.protocol.expects(session.number, attempt):  # the block was closed without the device
             await session.discard(header, self.shapes, requests)

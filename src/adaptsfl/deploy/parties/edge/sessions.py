@@ -136,14 +136,12 @@ class Session:
 
     Attributes:
         arrival: the activations that arrived last, until the protocol has handled them.
-        work: the computation on them; no further message is read before it is done.
         evaluation: the evaluation of the last test samples; no further test samples are used before it is done.
     """
 
     def __init__(self, member: Member, number: int = 0, closing: Callable[[int], None] = lambda _number: None) -> None:
         self.member, self.number, self._closing = member, number, closing
         self.arrival: Arrival | None = None
-        self.work: asyncio.Task[None] | None = None
         self.evaluation: asyncio.Task[None] | None = None
         self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue()
         self._unread_tensors = 0

@@ -169,13 +169,14 @@ class RetryingFedClient(FedClient):
         except NotNow as error:
             raise InvalidInput("fed server", str(error), OTHER_FOLDERS) from None
 
-    async def fetch_of(self, opening: Opening, brought: LayerStates, first: int, last: int) -> Moved:
-        """Return averaged layers of a block; if the fed server was restarted meanwhile, the block is opened again."""
+    async def fetch_of(self, opening: Opening, brought: LayerStates, first: int, last: int) -> tuple[Moved, bool]:
+        """Return averaged layers of a block, and whether it was opened again at a fed server that was restarted."""
+        forgotten = False
         while True:
             try:
-                return await self.retry(lambda: self.fetch(opening.attempt, first, last))
+                return await self.retry(lambda: self.fetch(opening.attempt, first, last)), forgotten
             except NotNow:
-                await self.open_block(opening, brought)
+                forgotten = await self.open_block(opening, brought) or forgotten
 
 
 def _check_divergence(found: Sequence[float], layers: int) -> None:
