@@ -267,6 +267,16 @@ def test_stalls_of_one_amount_do_not_make_all_seconds_fixed(scatter: float) -> N
         assert 0.03 * RATE < found.rate < 10 * RATE, seed
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_small_messages_that_scatter_say_nothing_about_the_rate(seed: int) -> None:
+    """Messages of 0 and 5,120 bits over loopback, beside other work: every second one takes three times as long."""
+    rng, found = np.random.default_rng(seed), AffineTime(1e9, 1e-3)
+    observe(found, Link(1e9, 1e-3), [LARGE] * 3)
+    for amount in itertools.islice(itertools.cycle([0.0, SMALL]), 600):
+        found.add(amount, 1e-3 * float(rng.choice([1.0, 3.0])) * float(np.exp(0.3 * rng.standard_normal())))
+    assert found.predict_s(LARGE) < 10e-3
+
+
 # --- whatever comes ---
 
 

@@ -184,12 +184,15 @@ class AffineTime:
         self._past = deque([*kept, *alike], maxlen=self.settings.memory)
 
     def _restart(self) -> None:
-        """Begin anew with what explains the last observations: a line, or both parts scaled if all have one amount."""
-        recent = [observation for observation, _ in self._recent]
+        """Begin anew with what explains the last observations: a line, where their amounts are far enough apart."""
+        recent, before = [observation for observation, _ in self._recent], self._state
         small, large = min(recent)[0], max(recent)[0]
-        if self._are_alike(small, large):  # nothing is known of a slope
-            factor = statistics.median(seconds / max(self._state.predict_s(a), TINY_S) for a, seconds in recent)
-            fixed_s, slowness = self._state.fixed_s * factor, self._state.slowness * factor
+        if large <= self.settings.small * self._largest:  # too small to say anything about the rate
+            slowness = before.slowness
+            fixed_s = statistics.median(seconds - amount * slowness for amount, seconds in recent)
+        elif self._are_alike(small, large):  # nothing is known of a slope
+            factor = statistics.median(seconds / max(before.predict_s(amount), TINY_S) for amount, seconds in recent)
+            fixed_s, slowness = before.fixed_s * factor, before.slowness * factor
         else:
             short_s, long_s = (self._median_s(recent, amount) for amount in (small, large))
             slowness = (long_s - short_s) / (large - small)
