@@ -15,6 +15,7 @@ Every run is a line of live.jsonl; the tables are printed and saved as live.md.
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import runpy
@@ -292,30 +293,40 @@ def charged_s(result: dict[str, Any]) -> float:
 
 
 def table(results: Sequence[dict[str, Any]], setting: str) -> list[tuple[str, ...]]:
-    """Return a line per policy, the fastest first: seconds by seed, their mean, its ratio to the best fixed plan's."""
+    """Return a line per policy, the fastest first: seconds by seed, their mean, its ratio to the best fixed plan's.
+
+    A policy that has not run with all seeds of AdaptSFL has no mean.
+    """
     rows: dict[str, dict[int, dict[str, Any]]] = {}
     for result in results:
         if result["setting"] == setting:
             rows.setdefault(result["policy"], {})[result["seed"]] = result
-    seeds = sorted(set.intersection(*(set(found) for found in rows.values()))) if rows else []
+    seeds = sorted(rows.get("adaptsfl", {}))
     means = {
         policy: statistics.geometric_mean([charged_s(found[seed]) for seed in seeds])
         for policy, found in rows.items()
-        if seeds
+        if seeds and all(seed in found for seed in seeds)
     }
-    fixed = [policy for policy in means if POLICIES[policy]]
-    if not fixed:
-        return []
-    best = min(means[policy] for policy in fixed)
+    fixed = [mean for policy, mean in means.items() if POLICIES[policy]]
     lines: list[tuple[str, ...]] = []
-    for policy in sorted(means, key=lambda name: means[name]):
-        found = [rows[policy][seed] for seed in seeds]
-        each = ", ".join(f"{r['seconds']:.1f}" if r["seconds"] else f"> {r['budget_s']:.0f}" for r in found)
-        rounds = ", ".join(str(r["rounds"] or "–") for r in found)
-        missed = "> " if any(r["seconds"] is None for r in found) else ""
-        ratio = f"{missed}{means[policy] / best:.2f}"
-        lines.append((TITLES.get(policy, policy), each, rounds, f"{missed}{means[policy]:.1f}", ratio))
+    for policy in sorted(rows, key=lambda name: means.get(name, math.inf)) if fixed else ():
+        found = [rows[policy].get(seed) for seed in seeds]
+        missed = "> " if any(result is not None and result["seconds"] is None for result in found) else ""
+        each, rounds = ", ".join(map(_seconds, found)), ", ".join(map(_rounds, found))
+        mean = means.get(policy)
+        end = ("–", "–") if mean is None else (f"{missed}{mean:.1f}", f"{missed}{mean / min(fixed):.2f}")
+        lines.append((TITLES.get(policy, policy), each, rounds, *end))
     return lines
+
+
+def _seconds(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return "–"
+    return f"{result['seconds']:.1f}" if result["seconds"] else f"> {result['budget_s']:.0f}"
+
+
+def _rounds(result: dict[str, Any] | None) -> str:
+    return "–" if result is None else str(result["rounds"] or "–")
 
 
 COLUMNS = ("policy", "seconds to 95 %, by seed", "rounds", "mean", "over the best fixed plan")
@@ -333,6 +344,8 @@ def page(results: Sequence[dict[str, Any]]) -> str:
             parts.append(f"## {title}\n\n{rows}\n")
     errors = [abs(np.log(r["predicted_over_measured"])) for r in results if r["setting"] == "steady"]
     accuracy = f"{100 * float(np.expm1(np.median(errors))):.0f} %" if errors else "–"
+    seeds = {setting: len({r["seed"] for r in results if r["setting"] == setting}) for setting in SETTINGS}
+    repeats = f"Seeds: {seeds['steady']} with steady, {seeds['changing']} with changing links."
     links = ", ".join(f"{kind}: {up:g}/{down:g} Mbit/s, {ms:g} ms" for kind, (up, down, ms) in KINDS.items())
     return f"""# Wall time behind real links
 
@@ -343,7 +356,7 @@ the devices' test samples, evaluated every 8 rounds or at the next averaging. Li
 fall to a tenth for {BURST_S[0]} to {BURST_S[1]} s every {CALM_S[0]:g} to {CALM_S[1]:g} s. The change comes
 {CHANGE_S:g} s after training began. Means are geometric; a run that does not arrive within {BUDGET:g} times the
 fastest one so far is charged that much, marked ">". Predicted and measured time of whole runs differ by {accuracy}
-(median, steady links).
+(median, steady links). {repeats}
 
 {"".join(part + chr(10) for part in parts).rstrip()}
 """
