@@ -143,7 +143,8 @@ def up(
 
         count, resources = (devices or DEVICES, None) if links is None else _links(links, devices)
         content = load_recipe(recipe, override or ())
-        folder = out or Path("runs") / f"{folder_name(content.name or recipe.stem)}-up"
+        over = "" if links is None else f"-{folder_name(links.stem)}"  # a run goes on over the links that it began with
+        folder = out or Path("runs") / f"{folder_name(content.name or recipe.stem)}-up{over}"
         console = plain_console()
 
         def relay(party: str, text: str) -> None:
