@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptsfl import latency
+from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import FIXED, RATES
 from problems import Small, by_hand, small_problems
 
@@ -211,3 +212,91 @@ def test_many_plans_at_once_equal_one_at_a_time():
     every = np.array([[j, k] for j in (1, 2, 3) for k in (1, 2, 3)])
     one_by_one = [float(problem.round_s(cuts) + problem.aggregation_s(cuts)) for cuts in every]
     np.testing.assert_array_equal(problem.round_s(every) + problem.aggregation_s(every), one_by_one)
+
+
+def simulated_round_s(forward, upload, download, backward, turn_s, parts):
+    """Run k parts through every device's processor and links and the server, each of which takes one part at a time."""
+    devices = range(len(forward))
+    processor = [parts * forward[i] for i in devices]  # free again after all forward passes
+    uplink, downlink = [0.0 for _ in devices], [0.0 for _ in devices]
+    server = 0.0
+    for part in range(1, parts + 1):
+        for i in devices:
+            uplink[i] = max(uplink[i], part * forward[i]) + upload[i]
+        server = max(server, *uplink) + turn_s
+        for i in devices:
+            downlink[i] = max(downlink[i], server) + download[i]
+            processor[i] = max(processor[i], downlink[i]) + backward[i]
+    return max(processor)
+
+
+def any_cuts(problem, data):
+    layers = st.integers(1, problem.layers)
+    return np.array(data.draw(st.lists(layers, min_size=problem.devices, max_size=problem.devices)))
+
+
+@given(small_problems(Small(restricted=False, slow_server=True)), st.data())
+def test_a_round_in_parts_takes_as_long_as_its_simulation(problem, data):
+    parts, part = data.draw(st.sampled_from([1, 2, 3, 4, 7])), data.draw(st.integers(1, 3))
+    cuts = any_cuts(problem, data)
+    moment = (problem.costs, problem.fleet, cuts, part)
+    phases = (
+        latency.client_forward_s(*moment),
+        latency.activation_upload_s(*moment),
+        latency.gradient_download_s(*moment),
+        latency.client_backward_s(*moment),
+    )
+    simulated = simulated_round_s(*(phase.tolist() for phase in phases), float(latency.server_turn_s(*moment)), parts)
+    predicted = float(latency.round_s(problem.costs, problem.fleet, cuts, parts * part, parts))
+    assert predicted == pytest.approx(simulated, rel=1e-12)
+
+
+def test_every_path_of_the_pipeline_is_critical_for_some_times():
+    """Random times: X_1 + ks + Y_1, X_k + s + Y_1, X_1 + s + Y_k and Z are each the longest in some of the cases."""
+    rng, critical = np.random.default_rng(0), set()
+    for _ in range(1000):
+        forward, upload, download, backward = np.exp(rng.normal(0, 2, (4, 3)))
+        turn_s, parts = float(np.exp(rng.normal(0, 2))), int(rng.integers(2, 6))
+        first, last, more = forward + upload, download + backward, parts - 1
+        own = (
+            first,
+            first + more * np.maximum(forward, upload),
+            last,
+            last + more * np.maximum(download, backward),
+            parts * (forward + backward),
+        )
+        x_1, x_k, y_1, y_k, z = terms = np.max(own, axis=1)
+        critical.add(int(np.argmax([x_1 + parts * turn_s + y_1, x_k + turn_s + y_1, x_1 + turn_s + y_k, z])))
+        simulated = simulated_round_s(forward, upload, download, backward, turn_s, parts)
+        assert latency.pipelined_s(terms, turn_s, parts) == pytest.approx(simulated, rel=1e-12)
+    assert critical == {0, 1, 2, 3}
+
+
+@given(small_problems(Small(restricted=False, slow_server=True)), st.data())
+def test_phases_of_a_round_in_parts_add_up(problem, data):
+    parts, cuts = data.draw(st.sampled_from([2, 3, 5])), any_cuts(problem, data)
+    moment = (problem.costs, problem.fleet, cuts, problem.batch_size * parts, parts)
+    phases = [phase.seconds for phase in latency.phase_times(*moment) if phase.every_round]
+    assert sum(phases) == pytest.approx(float(latency.round_s(*moment)), rel=1e-12)
+
+
+def test_two_parts_worked_by_hand():
+    """Batches of 2 in two parts of 1, with half the seconds of above for each.
+
+    f: 1 and 1.5. u: 5 and 4. s: 2.4. d: 2.5 and 2. g: 2 and 3.
+    X_1 = 6, 5.5. X_2 = 11, 9.5. Y_1 = 4.5, 5. Y_2 = 7, 8. Z = 6, 9.
+    6 + 4.8 + 5 = 15.8; 11 + 2.4 + 5 = 18.4; 6 + 2.4 + 8 = 16.4; 9: the uploads of device 1 decide.
+    """
+    problem = by_hand()
+    moment = (problem.costs, problem.fleet, CUTS, 2, 2)
+    assert latency.round_s(*moment) == pytest.approx(18.4)
+    phases = [(phase.seconds, phase.bottleneck) for phase in latency.phase_times(*moment)][:5]
+    names = problem.fleet.name(0), problem.fleet.name(1)
+    owners = [names[0], names[0], latency.EDGE_SERVER, names[1], names[1]]
+    assert phases == [(pytest.approx(s), who) for s, who in zip([1.0, 10.0, 2.4, 2.0, 3.0], owners, strict=True)]
+
+
+def test_parts_must_be_equal():
+    problem = by_hand()
+    with pytest.raises(InvalidInput, match=r"micro_batches: is 3, which does not divide the batch size 2"):
+        latency.round_s(problem.costs, problem.fleet, CUTS, 2, 3)

@@ -4,15 +4,41 @@ Cut j puts layers 1..j on the device and the rest on the edge server. Cut L is a
 the whole model and sends the logits.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptsfl import checks
 from adaptsfl.checks import FloatArray
+from adaptsfl.errors import InvalidInput
 
 BITS_PER_BYTE = 8
+# The types in which activations and gradients can be sent, and the bits of one number in each.
+NUMBER_BITS: Mapping[str, int] = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
+WIRE_DTYPES = tuple(NUMBER_BITS)
+SCALED_BLOCK, SCALE_BITS = 64, 16  # int8 and int4 send one scale with every 64 numbers of a sample
+
+
+def wire_bits(numbers: FloatArray | float, dtype: str) -> FloatArray:
+    """Return the bits of n numbers of one sample: w n, and for int8 and int4 whole bytes and 16 ⌈n/64⌉ for scales."""
+    if dtype not in NUMBER_BITS:
+        raise InvalidInput("wire_dtype", f"is {dtype!r}", f"Give one of {', '.join(NUMBER_BITS)}")
+    n = np.asarray(numbers, dtype=np.float64)
+    bits = NUMBER_BITS[dtype] * n
+    if not dtype.startswith("int"):
+        return bits
+    return np.ceil(bits / BITS_PER_BYTE) * BITS_PER_BYTE + SCALE_BITS * np.ceil(n / SCALED_BLOCK)
+
+
+def numbers_on_wire(bits: FloatArray, dtype: str) -> FloatArray:
+    """Return how many numbers a payload has: the inverse of `wire_bits`."""
+    width = NUMBER_BITS[dtype]
+    if not dtype.startswith("int"):
+        return bits / width
+    block = width * SCALED_BLOCK + SCALE_BITS
+    full = np.floor(bits / block)
+    return full * SCALED_BLOCK + np.maximum(bits - full * block - SCALE_BITS, 0.0) / width
 
 
 @dataclass(frozen=True)
@@ -29,6 +55,7 @@ class CutCosts:
             optimiser state and the batch's saved activations. None if unknown.
         statistics_bits: size of batch-norm's running statistics in layers 1..j; zero if not given.
         names: one readable name per layer; empty if unnamed.
+        wire_dtype: the type of numbers in which activations and gradients are sent, one of `WIRE_DTYPES`.
     """
 
     forward_flops: FloatArray
@@ -39,6 +66,7 @@ class CutCosts:
     memory_bytes: FloatArray | None = None
     names: tuple[str, ...] = ()
     statistics_bits: FloatArray | None = None
+    wire_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         layers: int | None = None
@@ -61,6 +89,8 @@ class CutCosts:
             bits = checks.vector("statistics_bits", self.statistics_bits, length=layers, of="one per cut")
             checks.rising("statistics_bits", bits)
             object.__setattr__(self, "statistics_bits", bits)
+        if self.wire_dtype not in WIRE_DTYPES:
+            raise InvalidInput("wire_dtype", f"is {self.wire_dtype!r}", f"Choose one of: {', '.join(WIRE_DTYPES)}")
         object.__setattr__(self, "names", checks.names("names", self.names, self.layers, "one per layer"))
 
     @property
@@ -71,6 +101,17 @@ class CutCosts:
     def name(self, cut: int) -> str:
         """Return the name of the layer after which cut `cut` lies."""
         return self.names[cut - 1] if self.names else f"layer {cut}"
+
+    def sent_as(self, dtype: str) -> "CutCosts":
+        """Return the costs with activations and gradients sent in another type of numbers."""
+        if dtype == self.wire_dtype:
+            return self
+        return replace(
+            self,
+            activation_bits=wire_bits(numbers_on_wire(self.activation_bits, self.wire_dtype), dtype),
+            gradient_bits=wire_bits(numbers_on_wire(self.gradient_bits, self.wire_dtype), dtype),
+            wire_dtype=dtype,
+        )
 
 
 @dataclass(frozen=True)

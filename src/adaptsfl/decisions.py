@@ -25,6 +25,9 @@ class Decision:
             averaging. Equal to the interval by default; required if nothing is averaged.
         placed: where every device's model is really cut, if that differs from `cuts`: SplitFed V1 keeps a copy of every
             layer for every device, and runs the later ones on the edge server.
+        micro_batches: k, the equal parts of every mini-batch that go through a round one behind the other. They change
+            how long a round takes, not what it learns.
+        wire_dtype: the type in which activations and gradients are sent; None leaves it to the recipe.
     """
 
     cuts: tuple[int, ...]
@@ -33,6 +36,8 @@ class Decision:
     _: KW_ONLY
     rounds: int | None = None
     placed: tuple[int, ...] | None = None
+    micro_batches: int = 1
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cuts", _cuts("decision.cuts", self.cuts))
@@ -49,10 +54,13 @@ class Decision:
             if len(self.placed) != len(self.cuts):
                 problem = f"has {len(self.placed)} entries"
                 raise InvalidInput("decision.placed", problem, f"Give {len(self.cuts)}")
+        object.__setattr__(self, "micro_batches", checks.whole_number("decision.micro_batches", self.micro_batches))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make decisions picklable, which a `MappingProxyType` is not."""
-        keywords: dict[str, Any] = {"rounds": self.rounds, "placed": self.placed}
+        keywords: dict[str, Any] = {
+            name: getattr(self, name) for name in ("rounds", "placed", "micro_batches", "wire_dtype")
+        }
         return partial(Decision, **keywords), (self.cuts, self.interval, dict(self.layer_intervals))
 
     @property
@@ -78,12 +86,23 @@ class Decision:
         """Return after how many rounds `layer` is averaged; None means never."""
         return self.layer_intervals.get(layer, self.interval)
 
-    def levelled(self, devices: int = 1) -> "Decision":
-        """Return an equivalent decision for `devices` devices that all cut at L_c.
+    @property
+    def exact_wire(self) -> bool:
+        """Whether activations and gradients arrive as they were sent."""
+        return self.wire_dtype in (None, "float32")
 
-        Where a layer up to L_c runs does not change what is learned.
+    def levelled(self, devices: int = 1, members: Sequence[int] | None = None) -> "Decision":
+        """Return a decision for `devices` devices that all cut at L_c, from which the same is learned.
+
+        Where a layer up to L_c runs does not change what is learned, unless activations are rounded on their way: then
+        the places are kept. `members` are the devices that this decision is for, by default all.
         """
-        return Decision((self.deepest,) * devices, self.interval, self.layer_intervals)
+        deepest, placed = self.deepest, None
+        if not self.exact_wire:
+            at = dict(zip(range(devices) if members is None else members, self.placement, strict=False))
+            placed = tuple(at.get(device, deepest) for device in range(devices))
+        wire = None if self.exact_wire else self.wire_dtype
+        return Decision((deepest,) * devices, self.interval, self.layer_intervals, placed=placed, wire_dtype=wire)
 
     def check(self, devices: int, layers: int) -> None:
         """Raise unless the decision fits this number of devices and of layers."""

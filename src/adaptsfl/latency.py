@@ -21,6 +21,7 @@ import numpy as np
 
 from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.costs import CutCosts
+from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
 
 EDGE_SERVER, FED_SERVER = "edge server", "fed server"
@@ -128,12 +129,84 @@ def averaging_s(costs: CutCosts, fleet: Fleet, deepest: IntArray) -> FloatArray:
     return server.averaging_s + fleet.size * costs.client_model_bits[deepest - 1] / server.averaging_bps
 
 
-def round_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
-    """One round of split training: max_i {T_i^F + T_{a,i}^U} + T_s^F + T_s^B + max_i {T_{g,i}^D + T_i^B}."""
+def round_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, micro_batches: int = 1) -> FloatArray:
+    """One round of split training: max_i {T_i^F + T_{a,i}^U} + T_s^F + T_s^B + max_i {T_{g,i}^D + T_i^B}.
+
+    With k > 1 `micro_batches` the parts of a mini-batch overlap: see `pipelined_s`.
+    """
+    if micro_batches > 1:
+        part = part_size(batch_size, micro_batches)
+        terms = np.max(part_terms(costs, fleet, cuts, part, micro_batches), axis=-1)
+        return pipelined_s(terms, server_turn_s(costs, fleet, cuts, part), micro_batches)
     return (
         np.max(to_server_s(costs, fleet, cuts, batch_size), axis=-1)
         + server_turn_s(costs, fleet, cuts, batch_size)
         + np.max(from_server_s(costs, fleet, cuts, batch_size), axis=-1)
+    )
+
+
+def part_size(batch_size: int, micro_batches: int) -> int:
+    """b/k: the samples of one of k equal parts of a mini-batch."""
+    if batch_size % micro_batches:
+        problem = f"is {micro_batches}, which does not divide the batch size {batch_size}"
+        raise InvalidInput("micro_batches", problem, "Give a divisor, so that all parts are equal")
+    return batch_size // micro_batches
+
+
+def part_terms(costs: CutCosts, fleet: Fleet, cuts: IntArray, part: int, micro_batches: int) -> FloatArray:
+    """Return the five times whose maxima over devices determine a round with k > 1 parts: shape (5, …).
+
+    With f, u, d and g, the seconds of one part's forward pass, upload, download and backward pass:
+
+        X_1 = f + u                      the first part has reached the server
+        X_k = f + u + (k−1) max(f, u)    the last part has reached the server
+        Y_1 = d + g                      from the end of the server's last turn to the end of the round
+        Y_k = d + g + (k−1) max(d, g)    from the end of the server's first turn to the end of the round
+        Z   = k (f + g)                  the device's own work
+    """
+    forward, upload = client_forward_s(costs, fleet, cuts, part), activation_upload_s(costs, fleet, cuts, part)
+    download, backward = gradient_download_s(costs, fleet, cuts, part), client_backward_s(costs, fleet, cuts, part)
+    more = micro_batches - 1
+    first, last = forward + upload, download + backward
+    return np.stack(
+        (
+            first,
+            first + more * np.maximum(forward, upload),
+            last,
+            last + more * np.maximum(download, backward),
+            micro_batches * (forward + backward),
+        )
+    )
+
+
+def pipelined_s(terms: FloatArray, turn_s: FloatArray | float, micro_batches: int) -> FloatArray:
+    """One round with k > 1 parts: max {X_1 + k s + Y_1, X_k + s + Y_1, X_1 + s + Y_k, Z}.
+
+    `terms` are the maxima over devices of `part_terms`, and s = `turn_s` is the server's turn for one part of all
+    devices. A device first runs all its forward passes, then the backward passes as gradients arrive; it sends and
+    receives at the same time; the server trains part p as soon as all devices have sent it. Part p of device i arrives
+    at X_p = f + u + (p−1) max(f, u). The server's turn q ends at max_{p≤q} X_p + (q−p+1) s, and from there on the last
+    k−q+1 parts take Y_{k−q+1} = d + g + (k−q) max(d, g). Besides, the first backward pass waits for the last forward
+    pass, which adds Z. So a round takes the maximum of Z and of
+
+        max_i X_p + (q−p+1) s + max_i Y_{k−q+1}     over 1 ≤ p ≤ q ≤ k.
+
+    This is convex in (p, q), as a maximum of linear functions, so that a corner of the triangle attains its maximum:
+    (1, k), (k, k) or (1, 1).
+    """
+    return np.max(_pipeline_paths(terms, turn_s, micro_batches), axis=0)
+
+
+def _pipeline_paths(terms: FloatArray, turn_s: FloatArray | float, micro_batches: int) -> FloatArray:
+    """Return the four paths of which the longest is critical: limited by the server, uploads, downloads, a device."""
+    first_in, last_in, last_out, first_out, own = terms
+    return np.stack(
+        (
+            first_in + micro_batches * turn_s + last_out,
+            last_in + turn_s + last_out,
+            first_in + turn_s + first_out,
+            own + 0.0 * turn_s,
+        )
     )
 
 
@@ -216,12 +289,28 @@ class PhaseTime:
         return self.phase.startswith("a")
 
 
-def phase_times(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> tuple[PhaseTime, ...]:
+def phase_times(
+    costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, micro_batches: int = 1
+) -> tuple[PhaseTime, ...]:
     """Break one round and one aggregation down: a1 to a5 add up to `round_s`, b1 to b3 to `aggregation_s`.
 
     The server waits for the device whose forward pass *and* upload end last, so that device is the bottleneck of
-    both a1 and a2, and its own two times are the ones shown; likewise for a4 and a5.
+    both a1 and a2, and its own two times are the ones shown; likewise for a4 and a5. With k > 1 parts, each phase has
+    the seconds that it takes on the critical path of `pipelined_s`: phases that overlap with it do not count.
     """
+    rounds = _round_phases if micro_batches == 1 else _pipelined_phases
+    return (
+        *rounds(costs, fleet, cuts, batch_size, micro_batches),
+        _slower("b1", client_model_upload_s(costs, fleet, cuts), server_model_upload_s(costs, fleet, cuts), fleet),
+        PhaseTime("b2", float(averaging_s(costs, fleet, np.asarray(np.max(cuts)))), FED_SERVER),
+        _slower("b3", client_model_download_s(costs, fleet, cuts), server_model_download_s(costs, fleet, cuts), fleet),
+    )
+
+
+def _round_phases(
+    costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, _micro_batches: int
+) -> tuple[PhaseTime, ...]:
+    """Return a1 to a5 of a round whose mini-batches are not divided."""
     first = int(np.argmax(to_server_s(costs, fleet, cuts, batch_size)))
     last = int(np.argmax(from_server_s(costs, fleet, cuts, batch_size)))
     forward = client_forward_s(costs, fleet, cuts, batch_size)[first]
@@ -235,9 +324,41 @@ def phase_times(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) 
         PhaseTime("a3", float(server), EDGE_SERVER),
         PhaseTime("a4", float(download), fleet.name(last)),
         PhaseTime("a5", float(backward), fleet.name(last)),
-        _slower("b1", client_model_upload_s(costs, fleet, cuts), server_model_upload_s(costs, fleet, cuts), fleet),
-        PhaseTime("b2", float(averaging_s(costs, fleet, np.asarray(np.max(cuts)))), FED_SERVER),
-        _slower("b3", client_model_download_s(costs, fleet, cuts), server_model_download_s(costs, fleet, cuts), fleet),
+    )
+
+
+def _pipelined_phases(
+    costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, micro_batches: int
+) -> tuple[PhaseTime, ...]:
+    """Return a1 to a5 on the critical path of a round with k > 1 parts.
+
+    On a path that waits for the last part's arrival, the slower of forward pass and upload counts k times, the other
+    once; likewise for download and backward pass. On a device's own path only its passes count.
+    """
+    part = part_size(batch_size, micro_batches)
+    terms = part_terms(costs, fleet, cuts, part, micro_batches)
+    turn_s = float(server_turn_s(costs, fleet, cuts, part))
+    path = int(np.argmax(_pipeline_paths(np.max(terms, axis=-1), turn_s, micro_batches)))
+    slowest = np.argmax(terms, axis=-1)
+    if path == 3:
+        first = last = int(slowest[4])
+    else:
+        first, last = int(slowest[1 if path == 1 else 0]), int(slowest[3 if path == 2 else 2])
+    forward = float(client_forward_s(costs, fleet, cuts, part)[first])
+    upload = float(activation_upload_s(costs, fleet, cuts, part)[first])
+    download = float(gradient_download_s(costs, fleet, cuts, part)[last])
+    backward = float(client_backward_s(costs, fleet, cuts, part)[last])
+    forwards = micro_batches if path == 3 or (path == 1 and forward >= upload) else 1
+    uploads = 0 if path == 3 else micro_batches if path == 1 and forward < upload else 1
+    downloads = 0 if path == 3 else micro_batches if path == 2 and download > backward else 1
+    backwards = micro_batches if path == 3 or (path == 2 and download <= backward) else 1
+    turns = (micro_batches, 1, 1, 0)[path]
+    return (
+        PhaseTime("a1", forwards * forward, fleet.name(first)),
+        PhaseTime("a2", uploads * upload, fleet.name(first)),
+        PhaseTime("a3", turns * turn_s, EDGE_SERVER),
+        PhaseTime("a4", downloads * download, fleet.name(last)),
+        PhaseTime("a5", backwards * backward, fleet.name(last)),
     )
 
 

@@ -155,4 +155,5 @@ def _constrained(
         max_interval=LONGEST_INTERVAL if limits.max_interval is None else limits.max_interval,
         cuts=cuts,
         allowed_cuts=limits.allowed_cuts,
+        micro_batches=limits.parts(batch_size),
     )

@@ -14,6 +14,7 @@ TOLERANCE = 2e-5  # of float32 weights after 20 rounds: sums in another order
 
 
 def simulated(folder: Path, *changes: str) -> tuple[dict[str, torch.Tensor], list[int], list[float]]:
+    folder.mkdir(exist_ok=True)
     file = folder / "simulated.toml"
     file.write_text(RECIPE)
     experiment = Experiment(load_recipe(file, changes), folder / "simulated")
@@ -44,6 +45,30 @@ def test_weights_are_those_of_the_simulator(
     assert [block["deepest"] for block in record] == deepest == [4, 2, 4, 4, 4]
     assert [block["cuts"] for block in record[:3]] == [[1, 2, 3, 4], [2, 2, 2, 2], [3, 1, 4, 2]]
     assert [block["loss"] for block in record] == pytest.approx(losses, abs=1e-4)
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16", "int8", "int4"])
+def test_what_is_rounded_on_the_wire_is_rounded_alike_in_the_simulator(
+    wire_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rounds with a cut of its own for every device, and weights of their own.
+
+    In longer runs the smallest difference makes some number be rounded the other way, and grows from there to the size
+    of the rounding itself: float32 sums in another order are enough.
+    """
+    changes = (f'model.wire_dtype="{wire_dtype}"', 'data.weights="size"', "run.rounds=3")
+    with deployment(tmp_path, monkeypatch, *changes) as (fleet, talk):
+        finish(fleet, talk)
+    monkeypatch.chdir(Path(__file__).parent)
+    expected, _, losses = simulated(tmp_path / "alike", *changes)
+    exact, _, _ = simulated(tmp_path / "exact", *changes[1:])
+    assert [block["loss"] for block in record_of(fleet)] == pytest.approx(losses, abs=1e-4)
+    assert_equal(model_of(fleet), expected)
+    assert max(float((exact[name] - tensor).abs().max()) for name, tensor in expected.items()) > 2 * TOLERANCE
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(

@@ -107,13 +107,22 @@ def test_bits_at_each_cut_are_those_of_the_tensors_really_produced(name: str) ->
         assert costs.client_model_bits[cut - 1] == 8 * sum(value.nbytes for value in averaged)
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("float16", 16), ("bfloat16", 16), ("int8", 8)])
-def test_the_wire_dtype_sizes_the_payload_and_not_the_model(dtype: str, bits: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        ("float32", [7 * 32, 3 * 32]),
+        ("float16", [7 * 16, 3 * 16]),
+        ("bfloat16", [7 * 16, 3 * 16]),
+        ("int8", [7 * 8 + 16, 3 * 8 + 16]),  # one scale each
+        ("int4", [8 * 4 + 16, 4 * 4 + 16]),  # whole bytes
+    ],
+)
+def test_the_wire_dtype_sizes_the_payload_and_not_the_model(dtype: str, bits: list[int]) -> None:
     module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
     x = torch.zeros(1, 5)
     costs = profile(split(module, x), x, batch_size=2, wire_dtype=dtype)  # type: ignore[arg-type]
-    assert costs.activation_bits.tolist() == [7 * bits, 3 * bits]
-    assert costs.gradient_bits.tolist() == [7 * bits, 3 * bits]
+    assert costs.activation_bits.tolist() == bits
+    assert costs.gradient_bits.tolist() == bits
     assert costs.client_model_bits.tolist() == [42 * 32, 66 * 32]
 
 
@@ -253,8 +262,10 @@ def test_bad_arguments() -> None:
         with pytest.raises(InvalidInput, match=f"example_input: is {given}"):
             profile(model, wrong, batch_size=1)  # type: ignore[arg-type]
     x = torch.zeros(1, 3, 32, 32)
-    with pytest.raises(InvalidInput, match=r"wire_dtype: is 'int4'\. Give one of float32, float16, bfloat16, int8"):
-        profile(model, x, batch_size=1, wire_dtype="int4")  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidInput, match=r"wire_dtype: is 'int2'\. Give one of float32, float16, bfloat16, int8, int4"
+    ):
+        profile(model, x, batch_size=1, wire_dtype="int2")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="optimizer: is 'lion'"):
         profile(model, x, batch_size=1, optimizer="lion")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="batch_size: is 0"):

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptsfl.planner.bound import cut_times
-from adaptsfl.planner.exact import _Search
+from adaptsfl.planner.exact import Incumbent, _Search
 from adaptsfl.planner.grid import Box, Grid, _summable, deepest_cuts, fitting
+from adaptsfl.planner.terms import Terms
 from problems import measured_like, server_bound, whole_if_tiny
 
 
@@ -29,9 +30,10 @@ def test_whole_numbers_stay_as_they_are(values, devices):
     np.testing.assert_array_equal(_summable(np.array(values, dtype=float), devices), values)
 
 
+@pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("form", ["bound", "powers", "table"])
 @given(st.integers(0, 2**32 - 1))
-def test_no_plan_is_faster_than_the_bound_of_its_cell(form, seed):
+def test_no_plan_is_faster_than_the_bound_of_its_cell(form, parts, seed):
     """Plans of a box, with their best intervals, against the bounds of the cells they are in, with charges and without.
 
     Only plans count in which every device takes its deepest cut within the plan's own maxima: others are no better.
@@ -44,14 +46,14 @@ def test_no_plan_is_faster_than_the_bound_of_its_cell(form, seed):
     problem = dataclasses.replace(problem, fleet=fleet.scaled(10 ** rng.uniform(-2, 1), "server.to_fed_bps"))
     cuts = np.array(list(itertools.product(range(1, 5), repeat=4)))
     cuts = cuts[cuts.max(axis=1) == 4]
-    maxima = cut_times(problem)[:, cuts - 1, np.arange(4)].max(axis=2)  # (4, plans): T3 … T6
+    maxima = cut_times(problem, Terms(parts))[:, cuts - 1, np.arange(4)].max(axis=2)  # (terms, plans)
     ends = maxima[:, rng.integers(0, len(cuts), 3)]
-    search = _Search(problem)
+    search = _Search(problem, Terms(parts), Incumbent())
     settled = search.settle(Box(4, ends.min(axis=1), ends.max(axis=1), np.arange(4)), search.times)
     if settled is None or not settled[0].active.size:
         return
     rule = search.rule(4)
-    times = rule.best_time_s(problem.round_s(cuts), problem.aggregation_s(cuts))
+    times = rule.best_time_s(problem.round_s(cuts, parts), problem.aggregation_s(cuts))
     with mock.patch("adaptsfl.planner.grid.BANDS", int(rng.choice([2, 4, 64]))):
         plain = Grid(*settled, rule, search.server, np.inf, charged=False)
         charged = Grid(*settled, rule, search.server, np.inf, charged=True)

@@ -19,8 +19,8 @@ from problems import Small, by_hand, small_problems
 UNRESTRICTED = small_problems(Small(restricted=False))
 
 
-def timed(problem, trainer, cuts, averaged=()) -> Elapsed:
-    return TRAINERS[trainer].round_time(cuts, problem.fleet, problem.costs, problem.batch_size, averaged)
+def timed(problem, trainer, cuts, averaged=(), parts=1) -> Elapsed:
+    return TRAINERS[trainer].round_time(cuts, problem.fleet, problem.costs, problem.batch_size, averaged, parts)
 
 
 @st.composite
@@ -41,6 +41,16 @@ def test_a_round_takes_what_the_planner_says(trainer, drawn):
     assert alone.total_s == pytest.approx(expected, rel=1e-12)
     assert averaging.total_s == pytest.approx(expected + more, rel=1e-12)
     assert list(averaging.seconds) == list(averaging.waited_for) == list(PHASES)
+
+
+@given(problems_with_cuts(), st.data())
+def test_a_round_in_parts_takes_what_the_planner_says(drawn, data):
+    problem, cuts = drawn
+    divisors = [k for k in range(1, problem.batch_size + 1) if problem.batch_size % k == 0]
+    parts = data.draw(st.sampled_from(divisors))
+    moment = (problem.costs, problem.fleet, np.array(cuts), problem.batch_size)
+    expected = float(latency.round_s(*moment, parts))
+    assert timed(problem, "engine", cuts, parts=parts).total_s == pytest.approx(expected, rel=1e-12)
 
 
 @given(problems_with_cuts(), st.data())

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,11 @@ class Case:
     present: tuple[tuple[int, ...], ...] = (EVERYBODY,)  # round by round, from the beginning again and again
     options: dict[str, Any] = field(default_factory=dict)
     schedule: RateSchedule = field(default_factory=RateSchedule)
+    wire_dtype: str | None = None
+
+    @property
+    def plans(self) -> list[Decision]:
+        return [replace(plan, wire_dtype=self.wire_dtype) for plan in PLANS]
 
 
 def model_of(case: Case) -> SplitModel:
@@ -60,7 +65,7 @@ def engine_of(case: Case, ranks: Ranks) -> Engine:
     with MAKING:
         model = model_of(case)
     sharding = Sharding.of(len(SIZES), ranks, assigned(SIZES, ranks.speeds))
-    return Engine(model, PLANS[0], settings, sharding=sharding, **chosen)
+    return Engine(model, case.plans[0], settings, sharding=sharding, **chosen)
 
 
 def mine(engine: Engine, batches: Sequence[Batch], present: Sequence[int]) -> list[Batch]:
@@ -73,7 +78,7 @@ def trained(ranks: Ranks, cases: Sequence[Case]) -> list[tuple[list[list[float]]
     for case in cases:
         engine = engine_of(case, ranks)
         batches, t, losses = make_batches(engine.model, (1, 8, 8), SIZES), 0, []
-        for plan, rounds in zip(PLANS, LENGTHS, strict=True):
+        for plan, rounds in zip(case.plans, LENGTHS, strict=True):
             if t:
                 engine.change_plan(plan)
             for _ in range(rounds):

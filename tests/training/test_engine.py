@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adaptsfl.costs import WIRE_DTYPES
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel, build, split
@@ -74,6 +76,39 @@ def test_optimizers(optimizer: str, rule: str, weights: Any) -> None:
     rate = 1e-3 if optimizer == "adam" else 0.05
     settings = OptimizerSettings(optimizer, rate, 2 * rate, weight_decay=0.01, at_averaging=rule)
     compare(model, DIGITS, settings, weights=weights)
+
+
+@pytest.mark.parametrize("wire_dtype", WIRE_DTYPES)
+@pytest.mark.parametrize(("optimizer", "weights"), [("sgd", None), ("momentum", SIZES), ("adam", SIZES)])
+def test_activations_and_gradients_are_rounded_at_every_devices_own_cut(
+    optimizer: str, weights: Any, wire_dtype: str
+) -> None:
+    model = make_model("vgg_digits", width=0.25, norm="group")
+    settings = OptimizerSettings(optimizer, 1e-3 if optimizer == "adam" else 0.05)
+    plans = [replace(plan, wire_dtype=wire_dtype) for plan in PLANS]
+    compare(model, DIGITS, settings, weights=weights, plans=plans)
+
+
+@pytest.mark.parametrize("statistics", ["pooled", "device"])
+def test_rounding_and_batch_norm(statistics: str) -> None:
+    model = make_model("vgg_digits", width=0.25, norm="batch")
+    plans = [replace(plan, wire_dtype="int8") for plan in PLANS]
+    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), statistics=statistics, plans=plans)
+
+
+def test_where_devices_are_cut_matters_only_if_activations_are_rounded() -> None:
+    model = make_model("vgg_digits", width=0.25, norm="group")
+
+    def trained(cuts: tuple[int, ...], wire_dtype: str | None) -> dict[str, Tensor]:
+        plan = Decision(cuts, 3, wire_dtype=wire_dtype).levelled(4)
+        engine, batches = Engine(model, plan, OptimizerSettings("sgd", 0.05)), make_batches(model, DIGITS)
+        for t in range(1, 4):
+            engine.round(batches(t))
+        return engine.state()
+
+    assert largest_difference(trained((1, 3, 2, 1), None), trained((3, 3, 3, 3), None)) == 0
+    assert largest_difference(trained((1, 3, 2, 1), "int8"), trained((3, 3, 3, 3), "int8")) > 1e-6
+    assert 1e-6 < largest_difference(trained((1, 3, 2, 1), "int8"), trained((1, 3, 2, 1), None)) < 0.01
 
 
 @pytest.mark.parametrize("statistics", ["pooled", "device"])

@@ -39,6 +39,8 @@ CASES = [
     Case("none", optimizer="adam", present=COMING_AND_GOING),
     Case("batch", "device", optimizer="sgd", present=COMING_AND_GOING),
     Case("odd", "pooled", optimizer="sgd", present=COMING_AND_GOING),
+    Case("group", wire_dtype="int4", present=COMING_AND_GOING),
+    Case("batch", "pooled", wire_dtype="int8"),
     Case("group", dtype=torch.float32),
 ]
 ON_PROCESSES = 3

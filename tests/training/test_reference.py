@@ -191,3 +191,29 @@ def test_wrong_settings_say_what_to_do() -> None:
         trainer.round(make_batches(model, SHAPE, (0, 3))(1))
     with pytest.raises(InvalidInput, match=r"decision.cuts: has 3 entries. Give 2, one per device"):
         trainer.change_plan(Decision((1, 2, 3), 1))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_mini_batch_in_parts_gives_the_losses_and_weights_of_a_whole_one(optimizer, parts) -> None:
+    """Mixed cuts, batches of several sizes, weights, an absent device, a change of the plan in the middle."""
+    model = make_model("vgg_digits", width=0.25, norm="group")
+    batches = make_batches(model, SHAPE, sizes=(4, 8, 4, 12))
+    settings = OptimizerSettings(optimizer, 0.01)
+    found = []
+    for k in (1, parts):
+        trainer = Reference(model, Decision((1, 4, 2, 3), 2, micro_batches=k), settings, weights=[1, 2, 3, 4])
+        losses = [trainer.round(batches(t)) for t in (1, 2)]
+        trainer.change_plan(Decision((3, 1, 3, 2), 2, micro_batches=k))
+        losses.append(trainer.round([batches(3)[0], *batches(3)[2:]], present=[0, 2, 3]))
+        losses.append(trainer.round(batches(4)))
+        found.append((torch.cat(losses), trainer.state()))
+    assert float((found[0][0] - found[1][0]).abs().max()) < 1e-10
+    assert largest_difference(found[1][1], found[0][1]) < 1e-10
+
+
+def test_parts_are_equal_or_refused() -> None:
+    model = make_model("vgg_digits", width=0.25)
+    trainer = Reference(model, Decision((1, 2, 1, 2), 1, micro_batches=2), OptimizerSettings())
+    with pytest.raises(InvalidInput, match="micro_batches: is 2, but a mini-batch has 3 samples"):
+        trainer.round(make_batches(model, SHAPE)(1))

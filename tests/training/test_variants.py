@@ -14,6 +14,7 @@ from adaptsfl.training import (
     Reference,
     Sequential,
 )
+from adaptsfl.training.wire_format import Dither, arriving
 from training.cases import SIZES, largest_difference, make_batches, make_model
 
 EXACT = 1e-12
@@ -65,6 +66,29 @@ def test_splitfed_v2(norm) -> None:
             for client in clients:
                 client.load_state_dict(mean)
     assert largest_difference(trainer.state(), model.merge_state(clients[0].state_dict(), server.state_dict())) < EXACT
+
+
+@pytest.mark.parametrize("relayed", [True, False])
+def test_devices_that_take_turns_round_what_they_send(relayed) -> None:
+    model = make_model("vgg_digits", width=0.25)
+    batches, settings = make_batches(model, SHAPE), OptimizerSettings("sgd", 0.05)
+    rounded, exact = (
+        Sequential(model, 2, 4, settings, interval=2, relayed=relayed, wire_dtype=dtype) for dtype in ("int4", None)
+    )
+    x, y = batches(1)[0]
+    client, server = deepcopy(model.client(2)), deepcopy(model.server(2))
+    sent = client(x)
+    received = arriving(sent.detach(), "int4").requires_grad_()
+    cross_entropy(server(received), y).backward()
+    sent.backward(arriving(received.grad, "int4", Dither(0, 1)))
+    for trainer in (rounded, exact):
+        trainer.round(batches(1)[:1], present=[0])
+    with torch.no_grad():
+        for parameter in [*client.parameters(), *server.parameters()]:
+            parameter.sub_(0.05 * parameter.grad)
+    expected = model.merge_state(client.state_dict(), server.state_dict())
+    assert largest_difference(rounded.state(), expected) < EXACT
+    assert largest_difference(exact.state(), expected) > 1e-5
 
 
 def test_the_order_changes_from_round_to_round() -> None:

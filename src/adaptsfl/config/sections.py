@@ -74,6 +74,19 @@ class PlannerConfig(Section):
     max_interval: int | None = None
     cuts: int | list[int] | None = None
     allowed_cuts: list[int] | None = None
+    micro_batches: Count | Literal["auto"] = 1  # parts of a mini-batch that overlap in a round; or let the plan choose
+
+    @model_serializer(mode="wrap")
+    def _without_single_part(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the default, so that older recipes, from before this key, keep their identity."""
+        content: dict[str, Any] = dump(self)
+        return {key: value for key, value in content.items() if key != "micro_batches" or value != 1}
+
+    def parts(self, batch_size: int) -> tuple[int, ...]:
+        """Return the numbers of parts of a mini-batch to choose from; "auto": powers of two up to 16 that divide it."""
+        if self.micro_batches != "auto":
+            return (self.micro_batches,)
+        return tuple(k for k in (1, 2, 4, 8, 16) if batch_size % k == 0)
 
 
 class ModelConfig(Section):
@@ -82,7 +95,7 @@ class ModelConfig(Section):
     name: str
     options: dict[str, bool | int | float | str] = {}  # any but "device", which is an argument of `build`
     granularity: Literal["layer", "block"] = "layer"
-    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] = "float32"
     input_shape: list[Count] | None = None  # of one sample, for a factory that returns no example input
     input_dtype: Literal["float32", "int64"] = "float32"
     # Options that replace those above in the model whose costs are charged, if a smaller model is trained instead.

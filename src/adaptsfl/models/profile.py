@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from adaptsfl import checks
-from adaptsfl.costs import BITS_PER_BYTE, CutCosts
+from adaptsfl.costs import BITS_PER_BYTE, CutCosts, wire_bits
 from adaptsfl.errors import InvalidInput, first_line
 from adaptsfl.models.cuts import BATCHES, check_input, with_batch
 from adaptsfl.models.keep import untouched
@@ -27,9 +27,8 @@ from adaptsfl.models.record import storage
 from adaptsfl.models.split import SplitModel
 from adaptsfl.models.trace import mode
 
-WireDtype = Literal["float32", "float16", "bfloat16", "int8"]
+WireDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Optimizer = Literal["sgd", "momentum", "adam"]
-WIRE_BITS: Mapping[str, int] = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8}
 OPTIMIZER_VALUES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adam": 2}  # numbers kept per parameter
 
 
@@ -60,13 +59,12 @@ def profile(
     """
     check_input(example_input)
     checks.whole_number("batch_size", batch_size)
-    wire_bits = _lookup("wire_dtype", wire_dtype, WIRE_BITS)
     kept = _lookup("optimizer", optimizer, OPTIMIZER_VALUES)
     small, large = (_measure(model, with_batch(example_input, size)) for size in BATCHES)
     model_bits, model_bytes = _state(model, kept)
     both = list(zip(small, large, strict=True))
     saved = np.array([a.saved_bytes + (batch_size - BATCHES[0]) * (b.saved_bytes - a.saved_bytes) for a, b in both])
-    payload = np.array([wire_bits * (b.output_values - a.output_values) for a, b in both])
+    payload = wire_bits(np.array([b.output_values - a.output_values for a, b in both]), wire_dtype)
     return CutCosts(
         forward_flops=np.cumsum([b.forward_flops - a.forward_flops for a, b in both]),
         backward_flops=np.cumsum([b.backward_flops - a.backward_flops for a, b in both]),
@@ -76,6 +74,7 @@ def profile(
         memory_bytes=np.cumsum(model_bytes + saved),
         names=model.names,
         statistics_bits=np.cumsum([_statistics_bits(piece) for piece in model.pieces]),
+        wire_dtype=wire_dtype,
     )
 
 

@@ -5,10 +5,12 @@ finds the optimum. The plan has a lower bound, and its status is optimal only if
 """
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from adaptsfl.checks import IntArray
+from adaptsfl.errors import InvalidInput
 from adaptsfl.planner.bound import bounds_by_deepest, cut_times, least_terms
 from adaptsfl.planner.fractional import best_cuts
 from adaptsfl.planner.interval import best_interval
@@ -24,6 +26,7 @@ def solve(problem: PlanProblem, *, start: IntArray | None = None, time_limit_s: 
     admissible, one with these cuts is.
     """
     started = time.perf_counter()
+    original, problem = problem, _without_choices(problem)
     problem.check_feasible()
     cuts = problem.allowed.argmax(axis=0) + 1 if start is None else start
     interval, best_s, programs, finished = best_interval(problem, cuts), np.inf, 0, True
@@ -38,12 +41,30 @@ def solve(problem: PlanProblem, *, start: IntArray | None = None, time_limit_s: 
     lower_bound_s = float(bounds_by_deepest(problem, least_terms(problem, cut_times(problem))).min())
     time_s = float(problem.time_to_target_s(interval, cuts))
     return explained(
-        problem,
+        original,
         interval,
         cuts,
-        lower_bound_s=lower_bound_s,
+        wire_dtype=problem.costs.wire_dtype,
+        lower_bound_s=lower_bound_s * original.sent_as(problem.costs.wire_dtype).rounds_factor,
         proven=time_s <= lower_bound_s * (1 + RELATIVE_TOLERANCE),
         solver="bcd",
         solve_s=time.perf_counter() - started,
         nodes=programs,
     )
+
+
+def _without_choices(problem: PlanProblem) -> PlanProblem:
+    """Return the problem that the paper solves, which has neither micro-batches nor a choice of numbers on the wire."""
+    if tuple(problem.micro_batches) != (1,):
+        raise InvalidInput(
+            "planner.micro_batches",
+            f"is {list(problem.micro_batches)}, but the solver bcd knows undivided mini-batches only",
+            "Set it to 1, or use the exact solver",
+        )
+    if len(problem.wire_dtypes) > 1:
+        raise InvalidInput(
+            "planner.wires",
+            f"gives {len(problem.wire_dtypes)} types of numbers, but the solver bcd chooses none",
+            "Give one, or use the exact solver",
+        )
+    return replace(problem.sent_as(problem.wire_dtypes[0]), wires=None)

@@ -15,15 +15,25 @@ that need them, which raises these bounds (charges.py).
 import heapq
 import itertools
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptsfl.checks import BoolArray, FloatArray
-from adaptsfl.planner.bound import best_uniform, bounds_by_deepest, cut_times, least_terms
+from adaptsfl.checks import BoolArray, FloatArray, IntArray
+from adaptsfl.planner.bound import (
+    best_uniform,
+    bounds_by_deepest,
+    cut_times,
+    least_server_flops,
+    least_terms,
+    least_terms_of,
+    slowest_devices,
+)
 from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting
 from adaptsfl.planner.interval import IntervalRule, interval_rule
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
+from adaptsfl.planner.terms import Terms
 
 TOLERANCE = 1e-11  # a box that could save less than this share of the best time is closed
 SHAVED_FROM = 200_000  # number of times in a box above which `shave` costs less than the grids it saves
@@ -35,38 +45,113 @@ def solve(problem: PlanProblem, *, time_limit_s: float = float("inf")) -> Plan:
     """Return the optimal plan; if stopped by `time_limit_s`, the best plan found, with status `limit` and a bound."""
     started = time.perf_counter()
     problem.check_feasible()
-    search = _Search(problem)
-    open_bound_s = search.run(started + time_limit_s)
+    best = Incumbent()
+    open_bound_s, nodes = run_all(problem, best, started + time_limit_s)
     return explained(
         problem,
-        search.interval,
-        search.cuts,
-        lower_bound_s=min(open_bound_s, search.goal_s),
-        proven=open_bound_s >= search.goal_s,
+        best.interval,
+        best.cuts,
+        micro_batches=best.micro_batches,
+        wire_dtype=best.wire_dtype,
+        lower_bound_s=min(open_bound_s, best.goal_s),
+        proven=open_bound_s >= best.goal_s,
         solver="exact",
         solve_s=time.perf_counter() - started,
-        nodes=search.nodes,
+        nodes=nodes,
     )
 
 
-class _Search:
-    """The state of the search: the best plan so far, and the data to look for a better one."""
+@dataclass
+class Incumbent:
+    """The best plan so far, which the searches for all k and all types of numbers on the wire share."""
 
-    def __init__(self, problem: PlanProblem) -> None:
-        self.problem = problem
-        self.server = ServerLoad(problem)
-        self.times = cut_times(problem)  # (4, L, N)
-        self.least = least_terms(problem, self.times)
-        self.times[0][~problem.allowed] = np.inf
-        self.rules: dict[int, IntervalRule] = {}
-        self.nodes = 0
-        start = best_uniform(problem)
-        self.best_s, self.interval, self.cuts = start.time_s, start.interval, start.cuts
+    time_s: float = np.inf
+    interval: int = 1
+    cuts: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    micro_batches: int = 1
+    wire_dtype: str = "float32"
 
     @property
     def goal_s(self) -> float:
         """The search looks only for plans that are faster than this."""
-        return self.best_s * (1 - TOLERANCE)
+        return self.time_s * (1 - TOLERANCE)
+
+
+def run_all(problem: PlanProblem, best: Incumbent, deadline: float) -> tuple[float, int]:
+    """Search for every k and type of numbers; return the smallest bound of the open boxes, and the boxes bounded.
+
+    The searches whose bounds are the lowest come first. A plan that is the best so far is tried with every other k and
+    type too, so that most searches end at their bounds.
+    """
+    choices = [(problem.sent_as(wire), Terms(k)) for wire in problem.wire_dtypes for k in problem.micro_batches]
+    if len(choices) == 1:
+        search = _Search(*choices[0], best)
+        return search.run(deadline), search.nodes
+    bounds = _choice_bounds(problem, choices)
+    order = sorted(range(len(choices)), key=lambda index: bounds[index])
+    open_bound_s, nodes, tried_s = np.inf, 0, np.inf
+    for index in order:
+        if bounds[index] >= best.goal_s and best.cuts.size:
+            break
+        if time.perf_counter() > deadline and nodes:
+            return min(open_bound_s, bounds[index]), nodes
+        search = _Search(*choices[index], best)
+        if best.time_s < tried_s:
+            tried_s = _try_choices(choices, best)
+        open_bound_s = min(open_bound_s, search.run(deadline))
+        nodes += search.nodes
+        if best.time_s < tried_s:
+            tried_s = _try_choices(choices, best)
+    return open_bound_s, nodes
+
+
+def _choice_bounds(problem: PlanProblem, choices: Sequence[tuple[PlanProblem, Terms]]) -> list[float]:
+    """Return a time for each choice that none of its plans beats."""
+    some, flops = slowest_devices(problem), least_server_flops(problem)
+    bounds = []
+    for sent, terms in choices:
+        least = least_terms_of(sent, terms, some)
+        bounds.append(sent.rounds_factor * float(bounds_by_deepest(sent, least, terms, flops).min()))
+    return bounds
+
+
+def _try_choices(choices: Sequence[tuple[PlanProblem, Terms]], best: Incumbent) -> float:
+    """Try the cuts of the best plan with every k and type of numbers; return the best time."""
+    cuts = best.cuts
+    rule, aggregation_s = interval_rule(choices[0][0], int(cuts.max())), choices[0][0].aggregation_s(cuts)
+    for sent, terms in choices:
+        interval, time_s = rule.choose(sent.round_s(cuts, terms.micro_batches), aggregation_s)
+        if time_s * sent.rounds_factor < best.time_s:
+            best.time_s, best.interval = float(time_s * sent.rounds_factor), int(interval)
+            best.micro_batches, best.wire_dtype = terms.micro_batches, sent.costs.wire_dtype
+    return best.time_s
+
+
+class _Search:
+    """The search for one k and one type of numbers: the best plan so far, and the data to look for a better one."""
+
+    def __init__(self, problem: PlanProblem, terms: Terms, best: Incumbent) -> None:
+        self.problem, self.terms, self.best = problem, terms, best
+        self.server = ServerLoad(problem, terms.micro_batches)
+        self.times = cut_times(problem, terms)  # (terms, L, N)
+        self.least = least_terms(problem, self.times)
+        self.times[0][~problem.allowed] = np.inf
+        self.rules: dict[int, IntervalRule] = {}
+        self.nodes = 0
+        start = best_uniform(problem, terms.micro_batches)
+        self.keep(start.time_s, start.interval, start.cuts)
+
+    @property
+    def goal_s(self) -> float:
+        """The search looks only for plans that are faster than this, before the factor of the type of numbers."""
+        return self.best.goal_s / self.problem.rounds_factor
+
+    def keep(self, time_s: float, interval: int, cuts: IntArray) -> None:
+        """Keep a plan if it is the best so far; `time_s` is before the factor of the type of numbers."""
+        time_s *= self.problem.rounds_factor
+        if time_s < self.best.time_s or not self.best.cuts.size:
+            self.best.time_s, self.best.interval, self.best.cuts = time_s, interval, cuts
+            self.best.micro_batches, self.best.wire_dtype = self.terms.micro_batches, self.problem.costs.wire_dtype
 
     def rule(self, deepest: int) -> IntervalRule:
         """Return the rule for this L_c, created on first use."""
@@ -77,13 +162,13 @@ class _Search:
     def run(self, deadline: float) -> float:
         """Search until done or until `deadline`; return the smallest bound of the open boxes, infinite if none."""
         order = itertools.count()  # among equal bounds, the oldest box comes first
-        bounds = bounds_by_deepest(self.problem, self.least)
+        bounds = bounds_by_deepest(self.problem, self.least, self.terms)
         deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(bounds)))
         boxes = [(bounds[m - 1], next(order), self.root(m)) for m in deepest]
         heapq.heapify(boxes)
         while boxes and boxes[0][0] < self.goal_s:
             if time.perf_counter() > deadline:
-                return float(boxes[0][0])
+                return float(boxes[0][0]) * self.problem.rounds_factor
             for bound_s, child in self.expand(heapq.heappop(boxes)[-1]):
                 heapq.heappush(boxes, (bound_s, next(order), child))
         return np.inf
@@ -91,15 +176,15 @@ class _Search:
     def root(self, deepest: int) -> Box:
         """Return the box of all plans whose deepest cut is `deepest`."""
         everyone = np.arange(self.problem.devices)
-        return Box(deepest, self.least[:, deepest - 1], np.full(4, np.inf), everyone)
+        return Box(deepest, self.least[:, deepest - 1], np.full(self.terms.count, np.inf), everyone)
 
     def offer(self, deepest: int, thresholds: FloatArray) -> None:
         """Keep the plan that these thresholds determine, if it is the best so far."""
         cuts = deepest_cuts(fitting(self.times[:, :deepest], thresholds))
         rule = self.rule(int(cuts.max()))
-        interval, time_s = rule.choose(self.problem.round_s(cuts), self.problem.aggregation_s(cuts))
-        if time_s < self.best_s:
-            self.best_s, self.interval, self.cuts = float(time_s), int(interval), cuts
+        round_s = self.problem.round_s(cuts, self.terms.micro_batches)
+        interval, time_s = rule.choose(round_s, self.problem.aggregation_s(cuts))
+        self.keep(float(time_s), int(interval), cuts)
 
     def expand(self, box: Box) -> list[tuple[float, Box]]:
         """Shrink the box, bound a grid of cells inside it, and return the boxes that remain to be searched."""
@@ -142,7 +227,7 @@ class _Search:
     def shave(self, box: Box, times: FloatArray, low: FloatArray, high: FloatArray, rule: IntervalRule) -> bool:
         """Raise `low` to the middle of each range whose lower half has no better plan; return whether any rose."""
         raised = False
-        for term in range(4):
+        for term in range(self.terms.count):
             half = high.copy()
             half[term] = (low[term] + high[term]) / 2
             if low[term] < half[term] and self.caps(box, fitting(times, half), low, rule) is None:
@@ -151,7 +236,7 @@ class _Search:
         return raised
 
     def caps(self, box: Box, fits: BoolArray, low: FloatArray, rule: IntervalRule) -> FloatArray | None:
-        """Upper limits on T3 … T6 for plans that beat the best so far; None if there can be no such plan.
+        """Upper limits on all maxima for plans that beat the best so far; None if there can be no such plan.
 
         `fits` are the cuts within the upper corner. The bound uses times at the lower corner and cuts at the upper.
         """
@@ -160,14 +245,14 @@ class _Search:
             return None
         turn_s = self.server.turn_s(box.settled_flops + float(self.server.flops[cuts].sum()))
         exchanged_s = self.server.exchanged_s(box.settled_bits + float(self.server.bits[cuts].sum()), box.deepest)
-        round_s = float(low[0] + turn_s + low[1])
-        exchange_s = np.maximum(low[2:], exchanged_s)
+        round_s = float(self.terms.round_s(low[:-2], turn_s))
+        exchange_s = np.maximum(low[-2:], exchanged_s)
         aggregation_s = float(exchange_s.sum()) + self.server.averaging_s(box.deepest)
-        slack_s = rule.round_cap_s(self.goal_s, aggregation_s) - round_s
-        if slack_s <= 0:
+        cap_s = rule.round_cap_s(self.goal_s, aggregation_s)
+        if cap_s <= round_s:
             return None
         spare_s = rule.aggregation_cap_s(self.goal_s, round_s) - aggregation_s
-        return np.concatenate((low[:2] + slack_s, exchange_s + spare_s))
+        return np.concatenate((self.terms.caps_s(low[:-2], float(turn_s), cap_s), exchange_s + spare_s))
 
     def settle(self, box: Box, times: FloatArray) -> tuple[Box, Corners] | None:
         """Remove from the box the devices whose deepest cut is the same at both corners."""

@@ -3,6 +3,7 @@
 It evaluates only the objective: every allowed combination of cuts with every allowed interval.
 """
 
+import itertools
 import math
 import time
 
@@ -22,22 +23,27 @@ def solve(problem: PlanProblem) -> Plan:
     problem.check_feasible()
     _refuse_if_large(problem)
     cuts = _combinations(problem)
-    round_s, aggregation_s = problem.round_s(cuts), problem.aggregation_s(cuts)
-    deepest = cuts.max(axis=1)
-    best_s, best_interval, best_row, tried = math.inf, 0, 0, 0
-    for cut in np.unique(deepest):
-        rows = np.flatnonzero(deepest == cut)
-        for interval in problem.convergence.choices(int(cut), *problem.intervals):
-            rounds = problem.convergence.rounds(interval, int(cut))
-            times = total_s(rounds, interval, round_s[rows], aggregation_s[rows])
-            tried += rows.size
-            row = int(np.argmin(times))
-            if times[row] < best_s:
-                best_s, best_interval, best_row = float(times[row]), interval, int(rows[row])
+    aggregation_s, deepest = problem.aggregation_s(cuts), cuts.max(axis=1)
+    best_s, best, tried = math.inf, (0, 0, 1, problem.wire_dtypes[0]), 0
+    for wire, k in itertools.product(problem.wire_dtypes, problem.micro_batches):
+        sent = problem.sent_as(wire)
+        round_s = sent.round_s(cuts, k)
+        for cut in np.unique(deepest):
+            rows = np.flatnonzero(deepest == cut)
+            for interval in problem.convergence.choices(int(cut), *problem.intervals):
+                rounds = sent.rounds_factor * problem.convergence.rounds(interval, int(cut))
+                times = total_s(rounds, interval, round_s[rows], aggregation_s[rows])
+                tried += rows.size
+                row = int(np.argmin(times))
+                if times[row] < best_s:
+                    best_s, best = float(times[row]), (interval, int(rows[row]), k, wire)
+    interval, row, k, wire = best
     return explained(
         problem,
-        best_interval,
-        cuts[best_row],
+        interval,
+        cuts[row],
+        micro_batches=k,
+        wire_dtype=wire,
         lower_bound_s=best_s,
         proven=True,
         solver="exhaustive",

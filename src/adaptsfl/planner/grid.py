@@ -11,6 +11,7 @@ from adaptsfl.planner.charges import Threshold, charged_flops
 from adaptsfl.planner.interval import IntervalRule
 from adaptsfl.planner.problem import PlanProblem
 from adaptsfl.planner.staircase import Climb, climbs, grid_sums, merged, own_sums
+from adaptsfl.planner.terms import UNDIVIDED, Terms
 
 BANDS = 64  # rows and columns of a grid, at most
 MERGED_UP_TO = 50_000  # up to this many useful cuts, a grid keeps all climbs in memory and can charge
@@ -18,7 +19,7 @@ MERGED_UP_TO = 50_000  # up to this many useful cuts, a grid keeps all climbs in
 
 @dataclass(frozen=True)
 class Box:
-    """Plans with deepest cut `deepest` whose maxima T3 … T6 lie between `low` and `high`.
+    """Plans with deepest cut `deepest` whose maxima (T3 … T6, see terms.py) lie between `low` and `high`.
 
     Devices outside `active` take the same cut everywhere in the box; the box stores only the sums of their cuts.
     """
@@ -35,34 +36,35 @@ class Box:
 class Corners:
     """The active devices of a box: n devices and m cuts."""
 
-    times: FloatArray  # (4, m, n): the time of each cut for T3 … T6
+    times: FloatArray  # (terms, m, n): the time of each cut for every maximum
     fits: BoolArray  # (m, n): the cut is within the upper corner
     low_cuts: IntArray  # (n,): the deepest cut within the lower corner, 0 for none
 
 
 class ServerLoad:
-    """The load that the cuts of all devices put on the edge server.
+    """The load that the cuts of all devices put on the edge server, with mini-batches in `micro_batches` parts.
 
     Attributes:
         flops: the work that cut j leaves to the server per data sample; entry 0 is for "no cut".
         bits: size of the layers on a device with cut j; entry 0 is for "no cut".
     """
 
-    def __init__(self, problem: PlanProblem) -> None:
+    def __init__(self, problem: PlanProblem, micro_batches: int = 1) -> None:
         server, devices = problem.fleet.server, problem.devices
         remaining = latency.remaining_flops(problem.costs)
         self.flops = np.append(0.0, _summable(remaining, devices))
         self.flops_unit = _unit(remaining, devices)
         self.bits = np.append(0.0, -_summable(-problem.costs.client_model_bits, devices))
         self._all_bits = np.append(0.0, problem.costs.client_model_bits * devices)
-        self._turn_s, self._seconds_per_flop = server.turn_s, problem.batch_size / server.flops
+        self.terms = Terms(micro_batches)
+        self._turn_s, self._seconds_per_flop = server.turn_s, problem.batch_size // micro_batches / server.flops
         self._seconds_per_bit = np.array([1 / server.to_fed_bps, 1 / server.from_fed_bps])
         self._transfer_s = np.array([server.to_fed_s, server.from_fed_s])
         every_cut = np.arange(1, problem.layers + 1)
         self._averaging_s = latency.averaging_s(problem.costs, problem.fleet, every_cut)
 
     def turn_s(self, flops: FloatArray | float) -> FloatArray:
-        """T_s^F + T_s^B, if the devices leave `flops` to the server."""
+        """T_s^F + T_s^B of one part, if the devices leave `flops` per data sample to the server."""
         return np.asarray(self._turn_s + self._seconds_per_flop * flops)
 
     @property
@@ -87,7 +89,7 @@ class Grid:
     """A box cut along two of its thresholds into cells, each with a bound and with the time of its upper corner.
 
     Attributes:
-        axes: the two of T3 … T6 (0 … 3) along which it is cut: those with the largest effect on the time.
+        axes: the two of the maxima along which it is cut: those with the largest effect on the time.
         bound_s: no plan of the cell is faster; infinite where some device has no cut.
         upper_s: upper bound on the time of the plan at the cell's upper corner, up to rounding (see `_summable`);
             infinite where the bound is not below the goal.
@@ -98,12 +100,12 @@ class Grid:
         self, box: Box, corners: Corners, rule: IntervalRule, server: ServerLoad, goal_s: float, *, charged: bool
     ) -> None:
         self.box, self.corners, self.rule, self.server = box, corners, rule, server
-        self.averaging_s = server.averaging_s(box.deepest)
+        self.averaging_s, self.maxima = server.averaging_s(box.deepest), server.terms
         cuts = np.arange(1, box.deepest + 1)[:, None]
         self.useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are no device's deepest in this box
         self.values = [_candidates(low, term[self.useful]) for low, term in zip(box.low, corners.times, strict=True)]
         self.high = np.array([values[-1] for values in self.values])
-        self.axes = tuple(int(term) for term in np.argsort(-self._weight(box.low) * (self.high - box.low))[:2])
+        self.axes = tuple(int(term) for term in np.argsort(-self._effects(box.low, self.high))[:2])
         self.bands = [_Bands(self.values[term]) for term in self.axes]
         self.shape = (self.bands[0].size, self.bands[1].size)
         small = np.count_nonzero(self.useful) <= MERGED_UP_TO
@@ -114,11 +116,11 @@ class Grid:
         self.exchanged_s = server.exchanged_s(box.settled_bits + sums.totals[1], box.deepest)
         self.low_s = self._terms(box.low, [bands.low for bands in self.bands])
         self.high_s = self._terms(self.high, [bands.high for bands in self.bands])
-        self.bound_s = self._times(sums.complete, self.turn_s, self.low_s)
+        self.bound_s = self._times(sums.complete, self.turn_s, self.low_s, self.maxima)
         if charged and small:
             self._charge(rising, goal_s)
         self.alive = self.bound_s < goal_s
-        self.upper_s = self._times(self.alive, self.turn_s, self.high_s)
+        self.upper_s = self._times(self.alive, self.turn_s, self.high_s, self.maxima)
 
     def _climbs(self) -> Iterator[Climb]:
         rows, columns = (
@@ -127,31 +129,34 @@ class Grid:
         return climbs(rows, columns, self.useful, self.corners.low_cuts, never=self.shape[1])
 
     def _charge(self, rising: Iterable[Climb], goal_s: float) -> None:
-        """Raise the bounds of cells by charging devices for the two thresholds that are not axes (see charges.py).
+        """Raise the bounds of cells by charging devices for the thresholds that are not axes (see charges.py).
 
         The charges are tuned for the cell with the least bound, at its best interval I', and are valid for all cells.
         S is the server's turn without charges, M with them. Seconds of aggregation have weight 1/I. At I ≤ I' charges
         are worth at least as much as at I', so that A + M and B bound the time. At I > I' the turn with charges is at
         least S + (M − S)·I'/I, because it is concave in 1/I: A + S and B + (M − S)·I' bound the time.
+
+        With k > 1 parts, S is k turns and only the path through all of them is charged, A ≥ X_1 + S + Y_1.
         """
         cells = self.bound_s < goal_s
         if not cells.any():
             return
+        rows, parts = self.maxima.charged, self.maxima.micro_batches
         row, column = self._least(self.bound_s)
-        base = self.low_s[:, row, column]
+        terms, turns_s = self.low_s[rows], parts * self.turn_s
+        base = terms[:, row, column]
         aggregation_s = base[2] + self.averaging_s + base[3]
-        interval = float(self.rule.best(base[0] + base[1] + self.turn_s[row, column], aggregation_s))
-        others = [term for term in range(4) if term not in self.axes]
-        worth = self.server.flops_per_s / np.array([1.0, 1.0, interval, interval])
-        thresholds = [Threshold(self.corners.times[term], base[term], worth[term]) for term in others]
-        charged_s = self.server.turn_s(self._charged_flops(rising, self._upper_corner(row, column), thresholds))
-        terms = self.low_s.copy()
+        interval = float(self.rule.best(base[0] + base[1] + turns_s[row, column], aggregation_s))
+        others = [term for term in range(4) if rows[term] not in self.axes]
+        worth = self.server.flops_per_s / parts / np.array([1.0, 1.0, interval, interval])
+        thresholds = [Threshold(self.corners.times[rows[term]], base[term], worth[term]) for term in others]
+        charged_s = self.server.turn_s(self._charged_flops(rising, self._upper_corner(row, column), thresholds)) * parts
         # For any base: max(T, exchange) ≥ min(max(low, exchange), base) + max(T − base, 0), and the last is charged.
         terms[others] = np.minimum(terms[others], base[others][:, None, None])
-        bound_s = self._times(cells, charged_s, terms)
+        bound_s = self._times(cells, charged_s, terms, UNDIVIDED)
         if others[-1] >= 2:  # T5 or T6
-            terms[2] += np.maximum(charged_s - self.turn_s, 0.0) * interval
-            bound_s = np.minimum(bound_s, self._times(cells, self.turn_s, terms))
+            terms[2] += np.maximum(charged_s - turns_s, 0.0) * interval
+            bound_s = np.minimum(bound_s, self._times(cells, turns_s, terms, UNDIVIDED))
         self.bound_s[cells] = np.maximum(self.bound_s, bound_s)[cells]
 
     def _charged_flops(self, rising: Iterable[Climb], corner: FloatArray, thresholds: list[Threshold]) -> FloatArray:
@@ -186,7 +191,7 @@ class Grid:
             return []
         row, column = self._least(np.where(alive, self.bound_s, np.inf))
         low, high = self.low_s[:, row, column], self.high_s[:, row, column]
-        term = int(np.argmax(self._weight(low) * (high - low)))
+        term = int(np.argmax(self._effects(low, high)))
         return self._split_cells(alive, self.axes.index(term)) if term in self.axes else self._split_range(alive, term)
 
     def _least(self, times: FloatArray) -> tuple[int, int]:
@@ -199,26 +204,29 @@ class Grid:
         thresholds[list(self.axes)] = self.bands[0].high[row], self.bands[1].high[column]
         return thresholds
 
-    def _weight(self, terms: FloatArray) -> FloatArray:
-        """Return the weight of a second of T3 … T6 in a round, at the best interval for these terms."""
-        interval = float(self.rule.best(terms[0] + terms[1], terms[2] + self.averaging_s + terms[3]))
-        return np.array([1.0, 1.0, 1 / interval, 1 / interval])
+    def _effects(self, low: FloatArray, high: FloatArray) -> FloatArray:
+        """Return by how much a round takes longer if one maximum rises from `low` to `high`, at the best interval."""
+        turn_s = 0.0 if self.maxima.micro_batches == 1 else float(self.server.turn_s(self.box.settled_flops))
+        round_s = self.maxima.round_s(low[:-2], turn_s)
+        interval = float(self.rule.best(round_s, low[-2] + self.averaging_s + low[-1]))
+        return np.append(self.maxima.effects_s(low[:-2], high[:-2], turn_s), (high[-2:] - low[-2:]) * (1 / interval))
 
     def _terms(self, edge: FloatArray, bands: list[FloatArray]) -> FloatArray:
-        """Return the contribution of each of T3 … T6 in every cell at one corner: shape (4, rows, columns)."""
-        terms = np.empty((4, *self.shape))
+        """Return the contribution of each maximum in every cell at one corner: shape (terms, rows, columns)."""
+        terms = np.empty((len(edge), *self.shape))
         terms[:] = edge[:, None, None]
         terms[self.axes[0]] = bands[0][:, None]
         terms[self.axes[1]] = bands[1]
-        terms[2:] = np.maximum(terms[2:], self.exchanged_s)
+        terms[-2:] = np.maximum(terms[-2:], self.exchanged_s)
         return terms
 
-    def _times(self, cells: BoolArray, turn_s: FloatArray, terms: FloatArray) -> FloatArray:
+    def _times(self, cells: BoolArray, turn_s: FloatArray, terms: FloatArray, maxima: Terms) -> FloatArray:
         """Return the best times of these cells, and infinity for the others."""
         times = np.full(cells.shape, np.inf)
-        to_server, from_server, upload, download = terms[:, cells]
+        *of_round, upload, download = terms[:, cells]
         aggregation_s = upload + self.averaging_s + download
-        times[cells] = self.rule.best_time_s(to_server + turn_s[cells] + from_server, aggregation_s)
+        round_s = maxima.round_s(of_round, turn_s[cells])
+        times[cells] = self.rule.best_time_s(round_s, aggregation_s)
         return times
 
     def _split_cells(self, alive: BoolArray, axis: int) -> list[tuple[float, Box]]:
@@ -263,7 +271,7 @@ class _Bands:
 
 
 def fitting(times: FloatArray, thresholds: FloatArray) -> BoolArray:
-    """Return which cuts of which devices are allowed and within all four thresholds: shape (m, n)."""
+    """Return which cuts of which devices are allowed and within all thresholds: shape (m, n)."""
     fits = np.isfinite(times[0])
     for term, threshold in zip(times, thresholds, strict=True):
         fits &= term <= threshold

@@ -64,7 +64,7 @@ def sensitivity(problem: PlanProblem, plan: Plan, time_limit_s: float = float("i
                 other = replace(problem, fleet=problem.fleet.scaled(factor, *names))
             except InvalidInput:
                 continue  # the scaled value is out of range; the plan itself is valid
-            kept_s = float(other.time_to_target_s(plan.interval, plan.cuts))
+            kept_s = other.time_of(plan)
             rows.append(Sensitivity(resource, factor, kept_s, exact.solve(other, time_limit_s=time_limit_s)))
     return rows
 
@@ -77,7 +77,7 @@ def other_rounds(problem: PlanProblem, plan: Plan, time_limit_s: float = float("
             other = replace(problem, convergence=problem.convergence.scaled(factor))
         except InvalidInput:
             continue  # the scaled value is out of range
-        kept_s = float(other.time_to_target_s(plan.interval, plan.cuts))
+        kept_s = other.time_of(plan)
         try:
             best = exact.solve(other, time_limit_s=time_limit_s)
         except InfeasiblePlan:
@@ -92,12 +92,15 @@ def alternatives(problem: PlanProblem, plan: Plan) -> list[Alternative]:
     choices = problem.convergence.choices(plan.deepest, *problem.intervals)
     own = bisect.bisect_left(choices, plan.interval)
     for interval in (*choices[max(own - 2, 0) : own], *choices[own + 1 : own + 3]):
-        time_s = float(problem.time_to_target_s(interval, plan.cuts))
+        time_s = problem.time_of(replace(plan, interval=interval))
         spread = (int(plan.cuts.min()), plan.deepest)
         rows.append(Alternative("same cuts", interval, spread, time_ratio(time_s, plan.predicted_time_s)))
-    uniform = best_uniform(problem)
+    if plan.micro_batches > 1:
+        ratio = time_ratio(problem.time_of(replace(plan, micro_batches=1)), plan.predicted_time_s)
+        rows.append(Alternative("whole mini-batches", plan.interval, (int(plan.cuts.min()), plan.deepest), ratio))
+    uniform = best_uniform(problem.sent_as(plan.wire_dtype), plan.micro_batches)
     spread = (int(uniform.cuts.min()), int(uniform.cuts.max()))
     title = "one cut for all" if spread[0] == spread[1] else "one cut, or the deepest allowed"
-    time_s = float(problem.time_to_target_s(uniform.interval, uniform.cuts))
+    time_s = problem.time_of(replace(plan, interval=uniform.interval, cuts=uniform.cuts))
     ratio = time_ratio(time_s, plan.predicted_time_s)
     return [Alternative(title, uniform.interval, spread, ratio), *rows]

@@ -15,9 +15,16 @@ class Fixed(CutOptions):
 
     title = "fixed"
 
-    def __init__(self, interval: int | None = None, cut: int | None = None, cuts: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        interval: int | None = None,
+        cut: int | None = None,
+        cuts: Sequence[int] | None = None,
+        micro_batches: int = 1,
+    ) -> None:
         super().__init__(cut, cuts)
         self.interval = None if interval is None else checks.whole_number("interval", interval)
+        self.micro_batches = checks.whole_number("micro_batches", micro_batches)
 
     def decide(self, seen: Observation) -> Decision:
         """Return the plan."""
@@ -32,7 +39,7 @@ class Fixed(CutOptions):
             cut, cuts = (wanted, None) if isinstance(wanted, int) else (None, wanted)
         chosen = given_cuts(seen, cut, cuts)
         assert chosen is not None
-        return decision(chosen, interval)
+        return decision(chosen, interval, self.micro_batches)
 
 
 class SplitFederated(CutOptions):

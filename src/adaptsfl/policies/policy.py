@@ -99,6 +99,11 @@ class Observation:
         """Which device may take which cut, by its memory and the recipe's limits: shape (L, devices)."""
         return self.problem().allowed
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The numbers of micro-batches to choose from; `problem` has whole mini-batches unless it is given these."""
+        return self.limits.parts(self.batch_size)
+
     def problem(self, **fixed: Any) -> PlanProblem:
         """Return the current planning problem; `interval` and `cuts` may be fixed, other fields changed."""
         longest = LONGEST_INTERVAL if self.limits.max_interval is None else self.limits.max_interval
@@ -171,9 +176,9 @@ class BasePolicy:
         raise NotImplementedError
 
 
-def decision(cuts: Sequence[int] | IntArray, interval: int) -> Decision:
+def decision(cuts: Sequence[int] | IntArray, interval: int, micro_batches: int = 1) -> Decision:
     """Return the decision for one block of `interval` rounds; a practically infinite interval means no averaging."""
     chosen = tuple(int(cut) for cut in cuts)
     if interval >= LONGEST_INTERVAL:  # without drift the planner never averages
-        return Decision(chosen, None, rounds=BLOCK_ROUNDS)
-    return Decision(chosen, interval)
+        return Decision(chosen, None, rounds=BLOCK_ROUNDS, micro_batches=micro_batches)
+    return Decision(chosen, interval, micro_batches=micro_batches)

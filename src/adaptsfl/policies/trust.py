@@ -25,14 +25,15 @@ def trusted_plan(seen: Observation, **fixed: Any) -> Plan:
     if plan.interval > trusted_interval(seen, plan):
         return known
     doubted = seen.problem(convergence=seen.trust.pessimistic or seen.convergence)
-    times = [float(doubted.time_to_target_s(one.interval, one.cuts)) for one in (plan, known)]
+    times = [float(doubted.time_to_target_s(one.interval, one.cuts, one.micro_batches)) for one in (plan, known)]
     return plan if times[0] <= times[1] else known
 
 
 def trusted_interval(seen: Observation, plan: Plan) -> int:
     """Return the longest interval that is trusted with a plan's cuts."""
     problem = seen.problem()
-    round_s, averaging_s = float(problem.round_s(plan.cuts)), float(problem.aggregation_s(plan.cuts))
+    round_s = float(problem.round_s(plan.cuts, plan.micro_batches))
+    averaging_s = float(problem.aggregation_s(plan.cuts))
     rounds = seen.trust.averagings * averaging_s / round_s if round_s > 0 else LONGEST_INTERVAL
     return max(seen.trust.longest_interval, int(min(rounds, seen.trust.longest_averaging)))
 
@@ -44,6 +45,7 @@ def worth_probing(seen: Observation, plan: Plan) -> bool:
         return False
     if limits.max_interval is not None and limits.max_interval < trust.probe:
         return False
-    problem = seen.problem(convergence=trust.optimistic)
+    problem = seen.problem(convergence=trust.optimistic, micro_batches=(plan.micro_batches,))
     least_s = planner.plan(problem).predicted_time_s
-    return least_s < (1 - trust.probe_gain) * float(problem.time_to_target_s(plan.interval, plan.cuts))
+    planned_s = float(problem.time_to_target_s(plan.interval, plan.cuts, plan.micro_batches))
+    return least_s < (1 - trust.probe_gain) * planned_s

@@ -69,7 +69,8 @@ def plan_data(
         **_fields(plan, "status", "interval"),
         "cuts": plan.cuts.tolist(),
         **_fields(plan, *times, "rounds_model", "rounds", "relative_rounds"),
-        "round_s": float(problem.round_s(plan.cuts)),
+        **_fields(plan, "micro_batches", "wire_dtype"),
+        "round_s": float(problem.sent_as(plan.wire_dtype).round_s(plan.cuts, plan.micro_batches)),
         "aggregation_s": float(problem.aggregation_s(plan.cuts)),
         "drift_share": plan.drift_share,
         "phases": [
@@ -135,6 +136,7 @@ def _headline(problem: PlanProblem, plan: Plan) -> Text:
     proof = {"optimal": "proven optimal", "limit": f"not proven; at most {plan.gap:.2%} slower than the optimum"}
     lines = [
         f"{often}; {_cut_words(problem, plan)}.",
+        *([f"Every mini-batch goes through a round in {plan.micro_batches} parts."] if plan.micro_batches > 1 else []),
         _rounds_words(problem, plan),
         f"{plan.solver}: {proof[plan.status]}, in {seconds(plan.solve_s)}.",
     ]

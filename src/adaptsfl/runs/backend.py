@@ -38,6 +38,7 @@ class Order:
     Attributes:
         rounds: how many.
         first_round: the number of the first of them, from 1 on.
+        members: the devices that the decision is for, in its order; None for all.
         present: the devices that take part, round by round, if known in advance; None for all devices of the scene.
         measure: whether to measure the paper's constants at the start of the last round, when copies differ most.
         final: whether the run ends with the last round, so that the model is evaluated after it in any case.
@@ -47,6 +48,7 @@ class Order:
     decision: Decision
     rounds: int
     first_round: int
+    members: tuple[int, ...] | None = None
     present: Present | None = None
     measure: bool = False
     final: bool = False

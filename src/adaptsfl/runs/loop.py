@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,13 @@ class BlockLoop:
                 self._decider.ask_again(self._observation(scene))
             if not kept["late"]:
                 self._decider.drop_answer()
-            decision = Decision(tuple(kept["cuts"]), block.interval, rounds=kept["rounds"])
+            decision = Decision(
+                tuple(kept["cuts"]),
+                block.interval,
+                rounds=kept["rounds"],
+                micro_batches=block.micro_batches,
+                wire_dtype=block.wire_dtype,
+            )
             self._standing = Standing(decision, scene.members, kept["left"])
             self._count(block)
         self._divergence = tuple(divergence)
@@ -114,6 +120,8 @@ class BlockLoop:
         if decision is None:  # the policy takes too long: the last decision is kept
             assert last is not None
             decision = _fitted(last, scene.members)
+        if decision.wire_dtype is None:
+            decision = replace(decision, wire_dtype=self.backend.recipe.model.wire_dtype)
         decision.check(len(scene.members), self.backend.layers)
         self.backend.check(decision)
         return Standing(decision, scene.members, decision.length)
@@ -148,7 +156,8 @@ class BlockLoop:
         rounds = rounds if left is None else min(rounds, left)
         estimates = self.beliefs.data(decision) if self.policy.estimates else {}
         measure, final = self._measurement_due(), rounds == left
-        return Order(decision, rounds, self.rounds + 1, measure=measure, final=final, estimates=estimates)
+        first, members = self.rounds + 1, standing.members
+        return Order(decision, rounds, first, members, measure=measure, final=final, estimates=estimates)
 
     def _learn(self, learned: Learned, order: Order) -> None:
         self._divergence = learned.divergence
@@ -180,6 +189,8 @@ class BlockLoop:
             losses=trained.learned.losses,
             restart={**restart, **trained.restart} if trained.restart is not None else {},
             reestimated=trained.reestimated,
+            micro_batches=decision.micro_batches,
+            wire_dtype=decision.wire_dtype,
         )
 
     def _count(self, block: Block) -> None:
@@ -195,7 +206,8 @@ def _fitted(last: Standing, members: tuple[int, ...]) -> Decision:
     """Return the last decision for the devices present now; a device that was absent before gets its shallowest cut."""
     cuts = dict(zip(last.members, last.decision.cuts, strict=True))
     least = min(last.decision.cuts)
-    return Decision(tuple(cuts.get(device, least) for device in members), last.decision.interval)
+    fitted, kept = tuple(cuts.get(device, least) for device in members), last.decision
+    return Decision(fitted, kept.interval, micro_batches=kept.micro_batches, wire_dtype=kept.wire_dtype)
 
 
 def rates_seen(observed: Fleet, members: Sequence[int], devices: int) -> dict[str, tuple[float, ...]]:

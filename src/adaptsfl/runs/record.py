@@ -48,6 +48,8 @@ class Block:
         reestimated: whether batch-norm's statistics were re-estimated for every evaluation; its time is in `seconds`.
         present: the devices that took part, round by round; None if all did.
         losses: training loss of every round, the mean over devices; empty in older records.
+        micro_batches: in how many parts mini-batches went through a round.
+        wire_dtype: the type in which activations and gradients were sent; None in older records, for the recipe's.
         restart: in a deployment, what a restarted edge server needs to ask its policy again; else empty.
     """
 
@@ -68,6 +70,8 @@ class Block:
     resources: dict[str, tuple[Real, ...]]
     predicted_s: Real
     measuring: Whole = 0
+    micro_batches: Whole = 1
+    wire_dtype: str | None = None
     present: tuple[tuple[Whole, ...], ...] | None = None
     losses: tuple[Real, ...] = ()
     restart: dict[str, Any] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from torch import Tensor
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, RankFailed
 from adaptsfl.fleet import Fleet
+from adaptsfl.latency import part_size
 from adaptsfl.policies import Policy
 from adaptsfl.runs.backend import Learned, Order, Scene, Trained
 from adaptsfl.runs.beliefs import MovingFleet
@@ -28,6 +29,7 @@ from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.trainers import TRAINERS
 from adaptsfl.simulation.world import World
+from adaptsfl.training.batchnorm import mixes_samples
 from adaptsfl.training.checkpoint import has_checkpoint, read_extra
 from adaptsfl.training.estimate import CONSTANTS_COST
 
@@ -76,6 +78,8 @@ class SimulatedBackend:
         self.world, self.kind, self.faults, self.store = world, TRAINERS[policy.trainer], faults, store
         self.folder = folder
         self.recipe, self.seed, self.limits = world.recipe, world.seed, world.recipe.planner
+        if self.limits.micro_batches == "auto" and mixes_samples(world.model.pieces):
+            self.limits = self.limits.model_copy(update={"micro_batches": 1})
         self.clock = Clock(world.fleet_at, world.costs, world.batch_size, faults, self.kind.round_time)
         mode = policy.adapt.get("mode", world.recipe.adapt.mode)
         self.observer = Observer(world.measured_at, smoothed=policy.estimates and mode == "calibrated")
@@ -120,6 +124,10 @@ class SimulatedBackend:
         """Refuse a decision that the trainer cannot follow."""
         self._first_decision = self._first_decision or decision
         self.kind.check(decision, self._first_decision)
+        if decision.micro_batches > 1 and mixes_samples(self.world.model.pieces):
+            problem = f"is {decision.micro_batches}, but batch-norm looks at all samples of a mini-batch"
+            raise InvalidInput("decision.micro_batches", problem, "Choose another norm, or 1")
+        part_size(self.recipe.training.batch_size, decision.micro_batches)
 
     def block_rounds(self, decision: Decision) -> int:
         """Return all rounds of a decision: a simulated block may contain several averagings."""
@@ -232,6 +240,15 @@ def _schedule(order: Order) -> str:
     """Return, as text, all parts of an order that determine the result of the block."""
     decision = order.decision
     intervals = sorted(decision.layer_intervals.items())
-    return json.dumps(
-        [order.rounds, decision.interval, decision.deepest, intervals, order.present, order.measure, order.final]
-    )
+    parts: list[object] = [
+        order.rounds,
+        decision.interval,
+        decision.deepest,
+        intervals,
+        order.present,
+        order.measure,
+        order.final,
+    ]
+    if not decision.exact_wire:  # activations are rounded where each device is cut
+        parts += [decision.wire_dtype, decision.placement, order.members]
+    return json.dumps(parts)

@@ -65,8 +65,9 @@ class Charged:
 
 
 # Returns the time of a round, given the cuts of the devices that take part, these devices with their true resources,
-# the costs of every cut, the batch size b of every device, and the layers (from 1 on) that are averaged at the end.
-RoundTime = Callable[[Sequence[int], Fleet, CutCosts, int, Collection[int]], Elapsed]
+# the costs of every cut, the batch size b of every device, the layers (from 1 on) that are averaged at the end, and the
+# number of parts in which mini-batches go through the round.
+RoundTime = Callable[[Sequence[int], Fleet, CutCosts, int, Collection[int], int], Elapsed]
 
 
 class Clock:
@@ -102,6 +103,7 @@ class Clock:
         """
         self.schedule = self._ahead(order.decision)
         cuts = dict(zip(members, order.decision.placement, strict=True))
+        costs, parts = self._sent(order.decision), order.decision.micro_batches
         rounds: list[Elapsed] = []
         ends = [self.now_s]
         for k in range(order.rounds):
@@ -110,15 +112,15 @@ class Clock:
             fleet = self.faults.slowed(self.fleet_at(t), t - 1)
             here = fleet if len(present) == fleet.size else fleet.subset(present)
             placed = [cuts[device] for device in present]
-            moment = (placed, here, self.costs, self.batch_size)
+            moment = (placed, here, costs, self.batch_size)
             if not k and t - 1 in reestimated:
                 rounds.append(reestimation_time(*moment))
                 ends[0] = self.now_s = self.now_s + rounds[0].total_s
-            new = [self.round_time(*moment, self.schedule.advance())]
+            new = [self.round_time(*moment, self.schedule.advance(), parts)]
             if t in reestimated:
                 new.append(reestimation_time(*moment))
             if measuring and k == order.rounds - 1:
-                new += [self.round_time(*moment, ())] * measuring
+                new += [self.round_time(*moment, (), parts)] * measuring
             rounds += new
             self.now_s += sum(elapsed.total_s for elapsed in new)
             ends.append(self.now_s)
@@ -127,11 +129,16 @@ class Clock:
     def predicted_s(self, order: Order, observed: Fleet) -> float:
         """Return how long a block takes if no device leaves and rates stay as observed."""
         schedule, cuts = self._ahead(order.decision), order.decision.placement
+        costs, parts = self._sent(order.decision), order.decision.micro_batches
         rounds = [
-            self.round_time(cuts, observed, self.costs, self.batch_size, schedule.advance())
+            self.round_time(cuts, observed, costs, self.batch_size, schedule.advance(), parts)
             for _ in range(order.rounds)
         ]
         return together(rounds).total_s
+
+    def _sent(self, decision: Decision) -> CutCosts:
+        """Return the costs with activations and gradients in the decision's type."""
+        return self.costs if decision.wire_dtype is None else self.costs.sent_as(decision.wire_dtype)
 
     def _ahead(self, decision: Decision) -> Schedule:
         """Return a schedule that follows a decision from now on; layers that were not averaged last keep their age."""
@@ -180,7 +187,12 @@ def averaged_costs(costs: CutCosts, averaged: Collection[int], deepest: int) -> 
 
 
 def parallel_time(
-    cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, averaged: Collection[int] = ()
+    cuts: Sequence[int],
+    fleet: Fleet,
+    costs: CutCosts,
+    batch_size: int,
+    averaged: Collection[int] = (),
+    micro_batches: int = 1,
 ) -> Elapsed:
     """Return the time of a round of the paper, with the averaging of the layers in `averaged`.
 
@@ -188,7 +200,8 @@ def parallel_time(
     server, which averages them without sending anything.
     """
     chosen = _checked(cuts, fleet)
-    times = [time for time in latency.phase_times(costs, fleet, chosen, batch_size) if time.every_round]
+    phases = latency.phase_times(costs, fleet, chosen, batch_size, micro_batches)
+    times = [time for time in phases if time.every_round]
     bits = _exchanged_bits(chosen, costs, batch_size)
     if len(averaged):
         charged = averaged_costs(costs, averaged, int(chosen.max()))
@@ -199,7 +212,12 @@ def parallel_time(
 
 
 def relayed_time(
-    cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, _averaged: Collection[int] = ()
+    cuts: Sequence[int],
+    fleet: Fleet,
+    costs: CutCosts,
+    batch_size: int,
+    _averaged: Collection[int] = (),
+    _micro_batches: int = 1,
 ) -> Elapsed:
     """Return the time of a round in which devices train in turn, each sending the client model to the next.
 
@@ -225,7 +243,12 @@ def relayed_time(
 
 
 def centralized_time(
-    cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, _averaged: Collection[int] = ()
+    cuts: Sequence[int],
+    fleet: Fleet,
+    costs: CutCosts,
+    batch_size: int,
+    _averaged: Collection[int] = (),
+    _micro_batches: int = 1,
 ) -> Elapsed:
     """Return the time of the server to train on the batches of all devices, N b (ρ_L + ϖ_L) / f_s; nothing is sent."""
     _checked(cuts, fleet)

@@ -68,7 +68,7 @@ class Learner(Replicated):
     def train(self, order: Order, first_loss: float | None) -> Learned:
         """Train the rounds of one block; `first_loss` is that of the run's first round, None before it."""
         trainer = self._begin(order.decision)
-        trainer.change_plan(order.decision.levelled(self.world.devices))
+        trainer.change_plan(order.decision.levelled(self.world.devices, order.members))
         self._seed()
         losses: list[float] = []
         evaluations: list[tuple[int, float, float]] = []

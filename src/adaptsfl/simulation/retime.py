@@ -92,7 +92,14 @@ def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
     everybody = len(members) == len(block.cuts)
     placed = tuple(block.cuts[device] for device in members)
     intervals = {int(layer): interval for layer, interval in block.layer_intervals.items()}
-    decision = Decision((block.deepest,) * len(members), block.interval, intervals, placed=placed)
+    decision = Decision(
+        (block.deepest,) * len(members),
+        block.interval,
+        intervals,
+        placed=placed,
+        micro_batches=block.micro_batches,
+        wire_dtype=block.wire_dtype,
+    )
     order = Order(decision, block.rounds, block.first_round, present=block.present)
     seen = observer.at(block.first_round)
     here = seen if everybody else seen.subset(members)

@@ -93,6 +93,7 @@ def _sequential(world: World, first: Decision, _record_divergence: bool, *, rela
         world.optimizer,
         interval=first.interval,
         relayed=relayed,
+        wire_dtype=first.wire_dtype,
         seed=world.seed,
         weights=world.data.weights.tolist(),
         device=world.recipe.training.device,

@@ -226,6 +226,8 @@ def _state(state: EngineState) -> dict[str, Any]:
     return {
         "cuts": plan.cuts,
         "interval": plan.interval,
+        "placed": plan.placed,
+        "wire_dtype": plan.wire_dtype,
         "layer_intervals": {str(layer): interval for layer, interval in plan.layer_intervals.items()},
         "round": state.round,
         "planned_at": state.planned_at,
@@ -239,8 +241,9 @@ def _state_from(
     data: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Sequence[int] | None, shard: tuple[int, ...] | None
 ) -> EngineState:
     intervals = {int(layer): interval for layer, interval in data["layer_intervals"].items()}
+    placed, wire = data.get("placed"), data.get("wire_dtype")  # missing in older checkpoints
     return EngineState(
-        Decision(tuple(data["cuts"]), data["interval"], intervals),
+        Decision(tuple(data["cuts"]), data["interval"], intervals, placed=placed, wire_dtype=wire),
         data["round"],
         data["planned_at"],
         tuple(data["ages"]),

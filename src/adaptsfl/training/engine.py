@@ -4,7 +4,7 @@ Where a client-specific layer runs, on the device or on the edge server, does no
 runs its own copies of layers 1..L_c, and the common layers run once on the samples of many devices.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Unpack
@@ -21,6 +21,7 @@ from adaptsfl.training.settings import Batch, OptimizerSettings, Statistics, pre
 from adaptsfl.training.sharding import Sharding
 from adaptsfl.training.stack import means, merge
 from adaptsfl.training.trainer import Trainer, TrainerOptions
+from adaptsfl.training.wire_format import Crossing, Dither
 
 
 class Engine(Trainer):
@@ -59,7 +60,7 @@ class Engine(Trainer):
         """Train one round on one batch per present device; return every present device's loss."""
         local, own = self._begin(batches, present), self._own_layers()
         shares = self._last_shares()
-        work = Work(local, shares, own, self.sharding.ranks)
+        work = Work(local, shares, own, self.sharding.ranks, self._crossings(local, shares))
         for layer in self.layers[:own]:
             layer.spread()
         rate = self.settings.rate(self.schedule.round + 1, common=False)
@@ -168,14 +169,33 @@ class Engine(Trainer):
             for norm in self._passes.sliced:
                 norm.forget()
 
+    def _crossings(self, devices: Iterable[int], shares: Sequence[float]) -> dict[int, tuple[int, Crossing]]:
+        """Return where each of these devices sends its activations in the next round, if they are rounded on the way.
+
+        The gradient that comes back is that of the device's own loss, as in `Passes` times its share over the largest.
+        """
+        plan = self.schedule.plan
+        if plan.exact_wire:
+            return {}
+        assert plan.wire_dtype is not None
+        crossings = {}
+        for device in devices:
+            dither = Dither(device, self.schedule.round + 1)
+            way = Crossing(plan.wire_dtype, dither, shares[device] / max(shares))
+            crossings[device] = plan.placement[device], way
+        return crossings
+
     def _own_layers(self) -> int:
         """Return how many layers need one copy per device in the next round: L_c, or none.
 
         Where all copies are equal and are averaged after the round, the mean of their updates is the update by the
         mean gradient, if the optimiser is linear and every sample's gradient depends on that sample alone. Absent
-        devices get the mean as well, so no device needs a copy. Measuring the divergence needs copies.
+        devices get the mean as well, so no device needs a copy. Measuring the divergence needs copies, and so does
+        rounding at every device's own cut.
         """
         plan = self.schedule.plan
+        if not plan.exact_wire:
+            return plan.deepest
         stateless = self.settings.name == "sgd" or self.settings.at_averaging != "keep"
         if self.schedule.lone_round and self.settings.linear and stateless and not self.record_divergence:
             mixed = any(layer.mixes_samples for layer in self.layers[: plan.deepest])

@@ -83,10 +83,15 @@ def gradients_of(outputs: Tensor, inputs: Sequence[Tensor], received: Tensor | N
         yield from torch.autograd.grad(outputs, inputs, received, allow_unused=True, materialize_grads=True)
 
 
-def update(layers: Sequence[Layer], gradients: Iterator[Tensor], rate: float, weight: float = 1.0) -> None:
-    """Update every layer by its part of `gradients`, which come in the order of the layers, divided by `weight`."""
+def summed(before: Sequence[Tensor], more: list[Tensor]) -> list[Tensor]:
+    """Return the sums of gradients; `more` itself if there are none before."""
+    return [a + b for a, b in zip(before, more, strict=True)] if before else more
+
+
+def update(layers: Sequence[Layer], gradients: Iterator[Tensor], rate: float) -> None:
+    """Update every layer by its part of `gradients`, which come in the order of the layers."""
     for layer in layers:
-        layer.update([gradient / weight for gradient in islice(gradients, len(layer.parameters))], rate)
+        layer.update(list(islice(gradients, len(layer.parameters))), rate)
 
 
 def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -3,9 +3,9 @@
 Devices run in chunks, one chunk after the other, so only the memory of their own layers grows with their number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 import torch
@@ -16,6 +16,7 @@ from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, slice_batch_nor
 from adaptsfl.training.ranks import Ranks
 from adaptsfl.training.settings import Batch, Loss, Statistics
 from adaptsfl.training.stack import LayerStack, Slot, moved
+from adaptsfl.training.wire_format import Crossing
 
 CHUNK_SAMPLES = 160  # enough to keep the kernels busy, few enough for memory
 
@@ -45,12 +46,14 @@ class Work:
         shares: the weight of every device, also of those on other ranks.
         own: how many of the first layers have one copy per device.
         ranks: the ranks that run the other devices.
+        crossings: by device, the layer after which it sends its activations in another type, and the way they take.
     """
 
     batches: dict[int, Batch]
     shares: Sequence[float]
     own: int
     ranks: Ranks
+    crossings: Mapping[int, tuple[int, Crossing]] = field(default_factory=dict)
 
     @property
     def scale(self) -> float:
@@ -173,6 +176,10 @@ class Passes:
         sizes = [len(x) for x in inputs]
         self._slices.sizes, self._slices.weights = sizes, [work.shares[k] for k in devices]
         modules = [[slot.run for slot in row] for row in slots]
+        for device, layers in zip(devices, modules, strict=True):
+            if device in work.crossings:
+                cut, crossing = work.crossings[device]
+                layers.insert(cut, crossing)
         outputs = self.chunk_forward(modules, [moved(x, self.device) for x in inputs])  # (samples of the chunk, …)
         if self._pools(work.own):
             self._shape_for_idle(work, outputs)

@@ -6,6 +6,7 @@ lines. Lines 2 and 3 are the caller's: it chooses how long to train and the plan
 
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,10 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adaptsfl.decisions import Decision
+from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import check_statistics
-from adaptsfl.training.layers import Layer, average, gradients_of, parameters_of, run, update, weighted_mean
+from adaptsfl.training.layers import Layer, average, gradients_of, parameters_of, run, summed, update, weighted_mean
 from adaptsfl.training.schedule import Schedule
 from adaptsfl.training.settings import (
     Batch,
@@ -29,52 +31,82 @@ from adaptsfl.training.settings import (
     sample_cross_entropy,
     shares_of,
 )
+from adaptsfl.training.wire_format import Dither, arriving
 
 
 class DeviceSide:
-    """An edge device: the layers up to its cut, w_{c,i}, and the activations of its last forward pass."""
+    """An edge device: the layers up to its cut, w_{c,i}, and what it keeps of the round under way.
+
+    A mini-batch may go through the round in equal parts, one behind the other: all forward passes come first, gradients
+    may arrive in any order, and are summed until the layers follow them once.
+    """
 
     def __init__(self, layers: list[Layer]) -> None:
         self.layers = layers
-        self.activations = torch.zeros(0)
+        self.activations: dict[int, Tensor] = {}  # by part, with their autograd graphs, until they are backpropagated
+        self._gradients: list[Tensor] = []
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the device's layers; return the activations without their autograd graph."""
-        self.activations = run(self.layers, x)
-        return self.activations.detach()
+    def forward(self, x: Tensor, part: int = 0) -> Tensor:
+        """Run the device's layers on a part of a mini-batch; return the activations without their autograd graph.
+
+        Part 0 begins a round: what is left of another one is dropped.
+        """
+        if part == 0:
+            self.activations, self._gradients = {}, []
+        self.activations[part] = run(self.layers, x)
+        return self.activations[part].detach()
 
     def pieces(self) -> dict[int, nn.Module]:
         """Return the layers as modules, by number."""
         return dict(enumerate((layer.piece for layer in self.layers), start=1))
 
-    def backward(self, received: Tensor, rate: float) -> None:
-        """Backpropagate the received gradient through the device's layers and update them."""
-        update(self.layers, gradients_of(self.activations, parameters_of(self.layers), received), rate)
+    def backward(self, received: Tensor, rate: float, part: int = 0) -> None:
+        """Backpropagate the gradient received for a part; if it was the last one missing, update the layers."""
+        found = gradients_of(self.activations.pop(part), parameters_of(self.layers), received)
+        self._gradients = summed(self._gradients, list(found))
+        if not self.activations:
+            update(self.layers, iter(self._gradients), rate)
 
 
 class ServerSide:
-    """The common layers h_s, and for every device the layers h_{m,i} between its cut and L_c."""
+    """The common layers h_s, and for every device the layers h_{m,i} between its cut and L_c.
+
+    Mini-batches may come in equal parts. Every part is trained with `forward`, `backward` and `accumulate`; after the
+    last one, `update` follows the sums.
+
+    Attributes:
+        gradients: of the part under way: those of the common layers, then of the present devices' own.
+    """
 
     def __init__(self, common: list[Layer], statistics: Statistics, settings: OptimizerSettings, loss: Loss) -> None:
         self.common, self.statistics, self.settings, self.loss = common, statistics, settings, loss
         self.non_common: list[list[Layer]] = []
-        self._arrived: dict[int, tuple[Tensor, Tensor]] = {}  # by device: activations, and output of its h_{m,i}
-        self.gradients: list[Tensor] = []  # of the common layers, then of the present devices' own
+        # By device and part: activations, and output of its h_{m,i}.
+        self._arrived: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.gradients: list[Tensor] = []
+        self._sums: dict[int | None, list[Tensor]] = {}  # by device, None for the common layers: over the parts so far
 
-    def receive(self, device: int, sent: Tensor) -> None:
+    def receive(self, device: int, sent: Tensor, part: int = 0) -> None:
         """Run a device's h_{m,i} on the activations that it sent, without waiting for other devices."""
         received = sent.requires_grad_()
         # 13: the predictions ŷ_i, through the device's own layers and then (in `forward`) the common ones
-        self._arrived[device] = received, run(self.non_common[device], received)
+        self._arrived[device, part] = received, run(self.non_common[device], received)
 
-    def received(self, device: int) -> Tensor:
-        """Return the activations that a device sent for this round."""
-        return self._arrived[device][0].detach()
+    def received(self, device: int, part: int = 0) -> Tensor:
+        """Return the activations that a device sent for a part of this round."""
+        return self._arrived[device, part][0].detach()
 
-    def forward(self, present: Sequence[int], targets: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return the loss of every present device, whose activations have arrived."""
-        self._present, self._weights = present, weights
-        predictions = self.run_common([self._arrived[k][1] for k in present], weights)
+    def forward(
+        self, present: Sequence[int], targets: Sequence[Tensor], weights: Sequence[float], part: int = 0, parts: int = 1
+    ) -> Tensor:
+        """Return the loss of every present device, the mean over the samples of this part, which have arrived.
+
+        Args:
+            weights: of the present devices in the mean over all; they sum to less than 1 if a device is missing that
+                was there in an earlier part.
+        """
+        self._present, self._weights, self._part, self._parts = present, weights, part, parts
+        predictions = self.run_common([self._arrived[k, part][1] for k in present], weights)
         # 14: the loss F_i of every device
         self._losses = torch.stack([self.loss(p, y).mean() for p, y in zip(predictions, targets, strict=True)])
         return self._losses.detach()
@@ -84,29 +116,43 @@ class ServerSide:
         # 14: f, the mean of the losses.
         # Paper: the gradients of every F_i, then their mean. Here: the gradient of the mean; a device's own gradients
         # are divided by its weight. Because: they are equal, and only this is defined for pooled batch-norm.
-        mean = (self._losses * self._losses.new_tensor(self._weights)).sum()
-        received = [self._arrived[k][0] for k in self._present]
+        mean = (self._losses * self._losses.new_tensor(self._weights)).sum() / self._parts
+        received = [self._arrived[k, self._part][0] for k in self._present]
         own = [parameter for k in self._present for parameter in parameters_of(self.non_common[k])]
         wanted = [*parameters_of(self.common), *own]
         self.gradients = [*gradients_of(mean, [*wanted, *received])]
         sent, self.gradients = self.gradients[len(wanted) :], self.gradients[: len(wanted)]
         return [gradient / weight for gradient, weight in zip(sent, self._weights, strict=True)]
 
-    def update(self, round_: int) -> None:
-        """Update the server's layers, at the learning rate of round 1, 2, …."""
+    def accumulate(self) -> None:
+        """Add the gradients of a part to the sums that `update` follows; divide a device's own by its weight."""
         gradients = iter(self.gradients)
+        for k, weight in [(None, 1.0), *zip(self._present, self._weights, strict=True)]:
+            layers = self.common if k is None else self.non_common[k]
+            found = [gradient / weight for gradient in islice(gradients, len(parameters_of(layers)))]
+            self._sums[k] = summed(self._sums.get(k, []), found)
+            if k is not None:
+                del self._arrived[k, self._part]
+
+    def update(self, round_: int, present: Sequence[int]) -> None:
+        """Update the server's layers, at the learning rate of round 1, 2, ….
+
+        Args:
+            present: the devices whose parts have all been trained; own layers of others do not change.
+        """
         # 15: the common layers follow the mean gradient
-        update(self.common, gradients, self.settings.rate(round_, common=True))
+        update(self.common, iter(self._sums[None]), self.settings.rate(round_, common=True))
         # 16: the non-common layers of a device follow its own gradient
-        for k, weight in zip(self._present, self._weights, strict=True):
-            update(self.non_common[k], gradients, self.settings.rate(round_, common=False), weight)
+        for k in present:
+            update(self.non_common[k], iter(self._sums[k]), self.settings.rate(round_, common=False))
         self._arrived.clear()
+        self._sums.clear()
 
     def run_common(self, inputs: Sequence[Tensor], weights: Sequence[float]) -> list[Tensor]:
         """Run the common layers; batch-norm normalises all devices' samples together, or each device's separately."""
         if self.statistics == "pooled":
             return list(run(self.common, torch.cat(list(inputs))).split_with_sizes([len(x) for x in inputs]))
-        outputs = list(inputs)
+        outputs, weights = list(inputs), [weight / sum(weights) for weight in weights]
         for layer in self.common:
             buffers = [{key: value.clone() for key, value in layer.piece.named_buffers()} for _ in inputs]
             outputs = [functional_call(layer.piece, own, (x,)) for own, x in zip(buffers, outputs, strict=True)]
@@ -147,26 +193,36 @@ class Reference:
         here = present_devices(present, len(self.devices))
         check_batches(batches, len(here))
         self.present, shares = here, shares_of(self.weights, here)
-        t = self.schedule.round + 1
+        weights = [shares[k] for k in here]
+        # Paper: all that is sent arrives as it was. Here: in the plan's type. Because: fewer bits arrive sooner.
+        t, wire = self.schedule.round + 1, self.schedule.plan.wire_dtype or "float32"
         devices = [self.devices[k] for k in here]
+        # Paper: a mini-batch goes through a round at once. Here: in k equal parts, trained one after another before any
+        # layer changes. Because: parts can be computed and sent at the same time; their gradients add up to the same.
+        parts = self.schedule.plan.micro_batches
+        split = [_parts(batch, parts) for batch in batches]  # by device
         # 7 to 10: every device runs its layers and sends activations and targets
-        sent = [device.forward(x) for device, (x, _) in zip(devices, batches, strict=True)]
-        # 12 to 17: the edge server
-        for k, activations in zip(here, sent, strict=True):
-            self.server.receive(k, activations)
-        losses = self.server.forward(here, [y for _, y in batches], [shares[k] for k in here])
-        gradients = self.server.backward()
-        self.server.update(t)
-        # 20 to 22: every device runs its backward pass and updates its layers
-        for device, gradient in zip(devices, gradients, strict=True):
-            device.backward(gradient, self.settings.rate(t, common=False))
+        for k, device, own in zip(here, devices, split, strict=True):
+            for part, (x, _) in enumerate(own):
+                self.server.receive(k, arriving(device.forward(x, part), wire), part)
+        losses = []
+        for part in range(parts):
+            # 12 to 17: the edge server
+            losses.append(self.server.forward(here, [own[part][1] for own in split], weights, part, parts))
+            gradients = self.server.backward()
+            self.server.accumulate()
+            # 20 to 22: every device runs its backward pass, and after the last part updates its layers
+            for k, device, gradient in zip(here, devices, gradients, strict=True):
+                received = arriving(gradient, wire, Dither(k, t, first=part * len(gradient)))
+                device.backward(received, self.settings.rate(t, common=False), part)
+        self.server.update(t, here)
         # 25: layers whose interval has passed (one interval for all layers, unless the plan says otherwise)
         due = self.schedule.advance()
         forged = self.forged()  # 26
         for layer in due:
             # 27, 28: the mean of the present devices' copies, sent back to every copy
             average([own[layer - 1] for own in forged], shares, self.settings.at_averaging)
-        return losses
+        return torch.stack(losses).mean(0)
 
     def forged(self) -> list[list[Layer]]:
         """Return h_{c,i}, every device's layers 1 to L_c, on the device and on the edge server."""
@@ -205,6 +261,15 @@ class Reference:
             outputs = _estimate(own, [x for x, _ in batches], here)
             _estimate(common, [torch.cat(outputs)] if pooled else outputs, [1.0] if pooled else here)
         return self.model.merge_state(*(layer.piece.state_dict() for layer in [*own, *common]))
+
+
+def _parts(batch: Batch, parts: int) -> list[Batch]:
+    """Return a mini-batch in equal parts."""
+    x, y = batch
+    if len(x) % parts:
+        problem = f"is {parts}, but a mini-batch has {len(x)} samples"
+        raise InvalidInput("decision.micro_batches", problem, "Give a number that divides it")
+    return list(zip(x.chunk(parts), y.chunk(parts), strict=True))
 
 
 @torch.no_grad()

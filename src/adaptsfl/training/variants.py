@@ -31,6 +31,7 @@ from adaptsfl.training.sharding import Sharding
 from adaptsfl.training.snapshot import EngineState
 from adaptsfl.training.stack import Slot, merge
 from adaptsfl.training.trainer import Trainer, TrainerOptions
+from adaptsfl.training.wire_format import Crossing, Dither
 
 
 class PooledEngine(Engine):
@@ -91,6 +92,7 @@ class Sequential(Trainer):
         *,
         interval: int | None = None,
         relayed: bool = False,
+        wire_dtype: str | None = None,
         seed: int = 0,
         **options: Unpack[TrainerOptions],
     ) -> None:
@@ -98,7 +100,8 @@ class Sequential(Trainer):
         cuts = (int(checks.cut_numbers("cut", [cut], model.layers)[0]),) * checks.whole_number("devices", devices)
         if interval is not None:
             checks.whole_number("interval", interval)
-        super().__init__(model, self._followed(Decision(cuts, interval)), optimizer, statistics="device", **options)
+        plan = self._followed(Decision(cuts, interval, wire_dtype=wire_dtype))
+        super().__init__(model, plan, optimizer, statistics="device", **options)
         self._slots = [Slot(deepcopy(layer.piece)) for layer in self.layers]
 
     def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
@@ -134,16 +137,20 @@ class Sequential(Trainer):
 
     def _followed(self, plan: Decision) -> Decision:
         """Return the part of a plan that this trainer follows."""
-        return Decision(plan.cuts, None if self.relayed else plan.interval)
+        wire = None if plan.exact_wire else plan.wire_dtype
+        return Decision(plan.cuts, None if self.relayed else plan.interval, wire_dtype=wire)
 
     def _turn(self, device: int, batch: Batch) -> Tensor:
         """Train on one device's batch: its client layers and the server's."""
-        cut = self.schedule.plan.deepest
+        plan, cut = self.schedule.plan, self.schedule.plan.deepest
         own = 0 if self.relayed else cut
         x, y = (tensor.to(self.device) for tensor in batch)
         for number, (layer, slot) in enumerate(zip(self.layers, self._slots, strict=True), start=1):
             layer.point(slot, device if number <= own else None)
             x = slot.run(x)
+            if number == cut and not plan.exact_wire:
+                assert plan.wire_dtype is not None
+                x = Crossing(plan.wire_dtype, Dither(device, self.schedule.round + 1))(x)
         loss = self.loss(x, y).mean()
         wanted = [tensor for slot in self._slots for tensor in slot.trained]
         gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))

@@ -19,6 +19,7 @@ class Held:
     next_round: int
     device: DeviceSide
     pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
+    shape: tuple[int, ...] = ()  # of the activations that it sent last
     learned: int = 0  # the last round whose gradients it applied
     delivered: bool = False  # whether the fed server has its layers
     start: LayerStates | None = None  # the layers as they were fetched, until it is known that nobody evaluates them

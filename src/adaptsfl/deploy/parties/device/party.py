@@ -271,6 +271,7 @@ class DeviceParty:
         started = time.perf_counter()
         activations = await asyncio.to_thread(held.device.forward, x)
         forward_s = time.perf_counter() - started
+        held.shape = tuple(activations.shape)
         header, parts = self._packed(activations, labels)
         header.round, header.forward_s, header.backward_s = round_, forward_s, self._backward_s
         header.downlink, header.fetch_s = self._downlink, held.fetch_s
@@ -294,9 +295,8 @@ class DeviceParty:
         again = gradients.round <= held.learned  # a duplicate: they were requested again after a reconnect
         if not again and (held.pending is None or held.pending[0].round != gradients.round):
             raise BadMessage(f"the edge server sent gradients of round {gradients.round}, which was not asked for")
-        shape, dtype = held.device.activations.shape, self.terms.recipe.model.wire_dtype
+        shape, dtype = held.shape, self.terms.recipe.model.wire_dtype
         check_header(gradients.tensor, shape, dtype)
-
         incoming = Incoming(size_of(shape, dtype))
         while not incoming.complete:
             message = await stream.read()

@@ -52,7 +52,10 @@ class DeployedBackend:
         allowed = [k for k in self.recipe.planner.allowed_cuts or range(1, self.layers + 1) if k >= terms.floor]
         given = self.recipe.planner
         longest = max(given.interval or 1, min(given.max_interval or LONGEST_BLOCK, LONGEST_BLOCK))
-        self.limits = given.model_copy(update={"allowed_cuts": allowed, "max_interval": longest})
+        limits: dict[str, object] = {"allowed_cuts": allowed, "max_interval": longest}
+        if given.micro_batches == "auto":
+            limits["micro_batches"] = 1  # more parts are planned and simulated only
+        self.limits = given.model_copy(update=limits)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._called: Future[Any] | None = None
         self._stopped = threading.Event()
@@ -68,6 +71,12 @@ class DeployedBackend:
         if decision.interval is None or decision.layer_intervals or decision.placed is not None:
             problem = f"{self.policy.title} averages some layers at other times than others, or never"
             raise InvalidInput("run.policies", problem, "A deployment averages all client-specific layers together")
+        if decision.micro_batches > 1:
+            problem = f"is {decision.micro_batches}, but devices send every mini-batch as a whole"
+            raise InvalidInput("decision.micro_batches", problem, "Give 1: a deployment cannot split mini-batches")
+        if decision.wire_dtype not in (None, self.recipe.model.wire_dtype):
+            problem = f"is {decision.wire_dtype!r}, but devices send {self.recipe.model.wire_dtype!r}"
+            raise InvalidInput("decision.wire_dtype", problem, "Give it as model.wire_dtype of the recipe")
         if min(decision.cuts) < self.terms.floor:
             problem = f"is {self.terms.floor}, but {self.policy.title} cuts at {min(decision.cuts)}"
             raise InvalidInput("deploy.cut_floor", problem, "Lower it, or give cuts from it on")

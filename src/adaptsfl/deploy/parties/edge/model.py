@@ -82,7 +82,8 @@ class EdgeModel:
         common = [template.layer(number) for number in range(floor + 1, model.layers + 1)]
         self.server = ServerSide(common, statistics, template.settings, sample_cross_entropy)
         self.server.non_common = [[] for _ in range(devices)]
-        self._sent: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by device: activations, and the buffers before them
+        # By device and part: activations, and the buffers before them.
+        self._sent: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self._base: LayerStates = {}  # client-specific layers above the lowest cut, as the block began
         self._running: dict[int, dict[str, Tensor]] = {}  # by layer: batch-norm's statistics for evaluations
         self.start: StartModel | None = None
@@ -128,40 +129,59 @@ class EdgeModel:
         """Return a device's layers above its cut."""
         return {number: layer.state() for number, layer in enumerate(self.server.non_common[device], start=cut + 1)}
 
-    def receive(self, device: int, activations: Tensor) -> None:
-        """Run a device's own layers on its activations, while other devices still send."""
-        activations = _laid_out(activations)
-        self._sent[device] = activations, [buffer.clone() for buffer in _buffers(self.server.non_common[device])]
-        self.server.receive(device, activations)
+    def receive(self, device: int, activations: Tensor, part: int = 0) -> None:
+        """Run a device's own layers on a part of its activations, while other devices still send."""
+        activations, own = _laid_out(activations), self.server.non_common[device]
+        self._sent[device, part] = activations, [buffer.clone() for buffer in _buffers(own)]
+        self.server.receive(device, activations, part)
 
     def train(
-        self, round_: int, present: Sequence[int], labels: Mapping[int, Tensor], weights: Sequence[float]
+        self,
+        round_: int,
+        present: Sequence[int],
+        labels: Mapping[int, Tensor],
+        weights: Sequence[float],
+        part: int = 0,
+        parts: int = 1,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Train on the activations of the present devices in round 1, 2, …; return their losses and gradients.
+        """Train on one part of the present devices' mini-batches in round 1, 2, …; return their losses and gradients.
 
-        Raises `RejectedActivations`, and leaves all layers as they were, if a device's activations lead to NaN,
-        infinity or absurd losses.
+        Layers change after the last part only. Raises `RejectedActivations`, and leaves all layers and the gradients of
+        earlier parts as they were, if a device's activations lead to NaN, infinity or absurd losses.
         """
         kept = [buffer.clone() for buffer in _buffers(self.server.common)]
-        losses = self.server.forward(present, [labels[device] for device in present], weights)
+        losses = self.server.forward(present, [labels[device] for device in present], weights, part, parts)
         gradients: list[Tensor] = []
-        rejected = self._absurd(present, losses.tolist()) or self._swollen(present, kept)
+        rejected = self._absurd(present, losses.tolist()) or self._swollen(present, part, kept)
         if not rejected:
             gradients = self.server.backward()
             rejected = [device for device, gradient in zip(present, gradients, strict=True) if not _bounded(gradient)]
             if not all(_bounded(gradient) for gradient in self.server.gradients):
-                rejected = rejected or [self._largest(present)]
+                rejected = rejected or [self._largest(present, part)]
         if rejected:
             _restore(self.server.common, kept)
             for device in present:
-                activations, buffers = self._sent[device]
-                _restore(self.server.non_common[device], buffers)
-                if device not in rejected:  # the second attempt needs the others' autograd graphs
-                    self.receive(device, activations.detach())
+                self._receive_again(device, part, rejected=device in rejected)
             raise RejectedActivations(rejected)
-        self.server.update(round_)
-        self._sent.clear()
+        self.server.accumulate()
+        for device in present:
+            del self._sent[device, part]
+        if part + 1 == parts:
+            self.update(round_, present)
         return losses, gradients
+
+    def update(self, round_: int, present: Sequence[int]) -> None:
+        """Update the layers after the last part of round 1, 2, …; own layers only of devices with all their parts."""
+        self.server.update(round_, present)
+        self._sent.clear()
+
+    def _receive_again(self, device: int, part: int, *, rejected: bool) -> None:
+        """Undo what a device's own layers did from a part on; if it was not rejected, run them again."""
+        _restore(self.server.non_common[device], self._sent[device, part][1])
+        for later in sorted(own for k, own in self._sent if k == device and own >= part):
+            activations, _ = self._sent.pop((device, later))
+            if not rejected:  # the second attempt needs the others' autograd graphs
+                self.receive(device, activations.detach(), later)
 
     def estimate(self, sent: Mapping[int, Tensor], weights: Mapping[int, float]) -> dict[Norm, Moments]:
         """Return the moments of batch-norm in all layers at the edge server, for these activations; no layer changes.
@@ -216,14 +236,14 @@ class EdgeModel:
         limit = ABSURD * max(1.0, median(finite)) if len(finite) > 2 else math.inf
         return [device for device, loss in zip(present, losses, strict=True) if not (loss < math.inf and loss <= limit)]
 
-    def _swollen(self, present: Sequence[int], common: Sequence[Tensor]) -> list[int]:
+    def _swollen(self, present: Sequence[int], part: int, common: Sequence[Tensor]) -> list[int]:
         """Return devices whose activations drove running statistics out of bounds, which the loss does not show."""
-        own = [device for device in present if _grown(self._sent[device][1], self.server.non_common[device])]
-        return own or ([self._largest(present)] if _grown(common, self.server.common) else [])
+        own = [device for device in present if _grown(self._sent[device, part][1], self.server.non_common[device])]
+        return own or ([self._largest(present, part)] if _grown(common, self.server.common) else [])
 
-    def _largest(self, present: Sequence[int]) -> int:
+    def _largest(self, present: Sequence[int], part: int) -> int:
         """Return the device with the largest activations."""
-        return max(present, key=lambda device: float(self.server.received(device).abs().max()))
+        return max(present, key=lambda device: float(self.server.received(device, part).abs().max()))
 
 
 def _sound(found: Mapping[Norm, Moments]) -> bool:

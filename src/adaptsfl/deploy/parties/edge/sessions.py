@@ -20,6 +20,7 @@ from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
 from adaptsfl.errors import BadMessage
 from adaptsfl.models import SplitModel
+from adaptsfl.training.wire_format import Dither
 
 JOINS_PER_MINUTE = 30
 HELLO_S = 60.0  # timeout for the first message, `Hello`, of a connection
@@ -52,7 +53,7 @@ class Member:
 
     def keep(self, number: int, gradient: Tensor, wire_dtype: str) -> None:
         """Keep the gradients of a round, to be sent now and perhaps again."""
-        tensor, data = pack(gradient, wire_dtype)
+        tensor, data = pack(gradient, wire_dtype, Dither(self.number, number))
         self.answer, self.answered_bits = (wire.Gradients(round=number, tensor=tensor), data), 8 * len(data)
 
 

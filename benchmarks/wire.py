@@ -1,0 +1,160 @@
+"""What do fewer bits on the wire and mini-batches in parts bring, and what do they cost?
+
+Every workload is trained by AdaptSFL with equally many rounds in each way, on the same mini-batches, with three seeds:
+activations and gradients in every type, mini-batches whole or in as many parts as the plan chooses. Time is virtual.
+The page has the time to 90 % and to 97 % of the best accuracy that the paper's way (float32, whole mini-batches)
+reached with the same seed, over its time, and the best accuracy in points above or below its own. Training has what
+arrives of the rounded numbers, so what they cost in rounds is in the times.
+
+    python benchmarks/wire.py                                   # all that is missing
+    python benchmarks/wire.py --workloads digits-shards --fleets table2
+    python benchmarks/wire.py --only-report
+
+Every run that ends is one line in docs/results/wire.jsonl, and is not run again.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from adaptivity import BATCH, DEVICES, FLEETS, SEEDS, WORKLOADS
+
+from adaptsfl.config import Recipe, parse
+from adaptsfl.costs import WIRE_DTYPES
+from adaptsfl.simulation.experiment import Experiment
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+SHARES = (0.90, 0.97)
+ROUNDS = 300
+DEFAULT_WORKLOADS = ("digits-iid", "digits-dirichlet", "digits-shards")
+Key = tuple[str, str, str, str, int]  # workload, fleet, type, parts, seed
+PAPER = ("float32", "1")
+
+
+def recipe_of(workload: str, fleet: str, dtype: str, parts: str) -> Recipe:
+    """Return the recipe of AdaptSFL's run."""
+    chosen = WORKLOADS[workload]
+    content: dict[str, Any] = {
+        "name": f"{workload}-{fleet}-{dtype}" + ("" if parts == "1" else "-parts"),
+        "model": {**chosen.model, "wire_dtype": dtype},
+        "training": {"batch_size": BATCH, **chosen.training},
+        "data": {"name": chosen.data, "partition": chosen.partition, "path": os.environ.get("ADAPTSFL_DATA")},
+        "fleet": {"devices": DEVICES, **FLEETS[fleet]},
+        "planner": {"micro_batches": 1 if parts == "1" else parts},
+        "run": {"policies": ["adaptsfl"], "rounds": ROUNDS, "evaluate_every": 5, "test_samples": 1000},
+    }
+    if chosen.data == "digits" or content["data"]["path"] is None:
+        del content["data"]["path"]
+    return parse(Recipe, content)
+
+
+def run(key: Key, folder: Path) -> dict[str, Any]:
+    """Train one run and return its line."""
+    *which, seed = key
+    workload, fleet, dtype, parts = which
+    recipe = recipe_of(workload, fleet, dtype, parts)
+    assert recipe.run is not None
+    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": seed})})
+    (found,) = Experiment(recipe, folder / f"{recipe.name}-{seed}").execute()
+    evaluations = [(time_s, accuracy) for block in found.blocks for _, time_s, accuracy, _ in block.evaluations]
+    last = found.blocks[-1]
+    return {
+        "workload": workload,
+        "fleet": fleet,
+        "wire_dtype": dtype,
+        "micro_batches": parts,
+        "seed": seed,
+        "rounds": last.last_round,
+        "time_s": last.time_s,
+        "bits": sum(block.bits for block in found.blocks),
+        "evaluations": evaluations,
+    }
+
+
+def key_of(line: dict[str, Any]) -> Key:
+    """Return what identifies a line."""
+    return line["workload"], line["fleet"], line["wire_dtype"], line.get("micro_batches", "1"), line["seed"]
+
+
+def page(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield "# Fewer bits on the wire, and mini-batches in parts\n"
+    yield f"AdaptSFL, {ROUNDS} rounds in every way, the same seeds and mini-batches; times are virtual, over those of"
+    yield "float32 and whole mini-batches with the same seed (geometric mean over seeds; – if a seed did not reach it)."
+    yield "Accuracy is the best of the run, in points above or below that way's (mean, and the worst seed)."
+    yield "Parts: 1, or as many as the plan chooses. By `python benchmarks/wire.py`.\n"
+    heads = [f"time to {share:.0%} of its best" for share in SHARES]
+    yield f"| workload | fleet | type | parts | seeds | {' | '.join(heads)} | points | worst |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    by_key = {key_of(line): line for line in lines}
+    for workload, fleet, *way in dict.fromkeys(key[:4] for key in sorted(by_key, key=_order)):
+        pairs = [
+            (by_key[workload, fleet, *way, seed], by_key[workload, fleet, *PAPER, seed])
+            for seed in range(SEEDS)
+            if {(workload, fleet, *way, seed), (workload, fleet, *PAPER, seed)} <= by_key.keys()
+        ]
+        if pairs:
+            yield f"| {workload} | {fleet} | {' | '.join(way)} | {len(pairs)} | {' | '.join(_cells(pairs))} |"
+
+
+def _order(key: Key) -> tuple[str, str, str, int, int]:
+    return key[0], key[1], key[3], WIRE_DTYPES.index(key[2]), key[4]
+
+
+def _cells(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    cells = []
+    for share in SHARES:
+        ratios = []
+        for own, exact in pairs:
+            target = share * max(accuracy for _, accuracy in exact["evaluations"])
+            times = [_time_to(line, target) for line in (own, exact)]
+            ratios.append(None if times[0] is None or times[1] is None else times[0] / times[1])
+        cells.append("–" if None in ratios else f"{np.exp(np.mean(np.log(np.array(ratios, dtype=float)))):.2f}")
+    points = [
+        100 * (max(a for _, a in own["evaluations"]) - max(a for _, a in exact["evaluations"])) for own, exact in pairs
+    ]
+    return [*cells, f"{np.mean(points):+.1f}", f"{min(points):+.1f}"]
+
+
+def _time_to(line: dict[str, Any], target: float) -> float | None:
+    return next((time_s for time_s, accuracy in line["evaluations"] if accuracy >= target), None)
+
+
+def main() -> None:
+    """Run what is missing, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=DEFAULT_WORKLOADS)
+    parser.add_argument("--fleets", nargs="+", choices=FLEETS, default=("table2", "heterogeneous"))
+    parser.add_argument("--types", nargs="+", choices=WIRE_DTYPES, default=WIRE_DTYPES)
+    parser.add_argument("--parts", nargs="+", choices=("1", "auto"), default=("1", "auto"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/wire"), help="where runs are kept; default %(default)s")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go; default docs/results")
+    parser.add_argument("--only-report", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    file = options.out / "wire.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    known = {key_of(line) for line in lines}
+    wanted = [
+        (workload, fleet, dtype, parts, seed)
+        for parts in options.parts
+        for seed in range(SEEDS)
+        for fleet in options.fleets
+        for workload in options.workloads
+        for dtype in options.types
+    ]
+    for key in () if options.only_report else [key for key in wanted if key not in known]:
+        lines.append(run(key, options.runs))
+        with file.open("a") as out:
+            out.write(json.dumps(lines[-1]) + "\n")
+        print(*key, flush=True)
+    (options.out / "wire.md").write_text("\n".join(page(lines)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
