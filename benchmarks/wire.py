@@ -92,14 +92,11 @@ def page(lines: list[dict[str, Any]]) -> Iterator[str]:
     yield f"| workload | fleet | type | parts | seeds | {' | '.join(heads)} | points | worst |"
     yield "|---|---|---|---|---|---|---|---|---|"
     by_key = {key_of(line): line for line in lines}
-    for workload, fleet, *way in dict.fromkeys(key[:4] for key in sorted(by_key, key=_order)):
-        pairs = [
-            (by_key[workload, fleet, *way, seed], by_key[workload, fleet, *PAPER, seed])
-            for seed in range(SEEDS)
-            if {(workload, fleet, *way, seed), (workload, fleet, *PAPER, seed)} <= by_key.keys()
-        ]
+    for workload, fleet, dtype, parts in dict.fromkeys(key[:4] for key in sorted(by_key, key=_order)):
+        both = [((workload, fleet, dtype, parts, seed), (workload, fleet, *PAPER, seed)) for seed in range(SEEDS)]
+        pairs = [(by_key[own], by_key[paper]) for own, paper in both if {own, paper} <= by_key.keys()]
         if pairs:
-            yield f"| {workload} | {fleet} | {' | '.join(way)} | {len(pairs)} | {' | '.join(_cells(pairs))} |"
+            yield f"| {workload} | {fleet} | {dtype} | {parts} | {len(pairs)} | {' | '.join(_cells(pairs))} |"
 
 
 def _order(key: Key) -> tuple[str, str, str, int, int]:
