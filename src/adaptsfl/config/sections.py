@@ -75,12 +75,15 @@ class PlannerConfig(Section):
     cuts: int | list[int] | None = None
     allowed_cuts: list[int] | None = None
     micro_batches: Count | Literal["auto"] = 1  # parts of a mini-batch that overlap in a round; or let the plan choose
+    # Types of numbers to choose from where plans choose one, each with the factor by which it multiplies the rounds.
+    wires: dict[str, float] | None = None
 
     @model_serializer(mode="wrap")
-    def _without_single_part(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the default, so that older recipes, from before this key, keep their identity."""
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit newer keys that are not given, so that older recipes keep their identity."""
         content: dict[str, Any] = dump(self)
-        return {key: value for key, value in content.items() if key != "micro_batches" or value != 1}
+        newer = {"micro_batches": 1, "wires": None}
+        return {key: value for key, value in content.items() if key not in newer or value != newer[key]}
 
     def parts(self, batch_size: int) -> tuple[int, ...]:
         """Return the numbers of parts of a mini-batch to choose from; "auto": powers of two up to 16 that divide it."""
@@ -95,11 +98,17 @@ class ModelConfig(Section):
     name: str
     options: dict[str, bool | int | float | str] = {}  # any but "device", which is an argument of `build`
     granularity: Literal["layer", "block"] = "layer"
-    wire_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] = "float32"
+    # In which activations and gradients are sent; "auto" lets the plan choose, by what each type costs in rounds.
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4", "auto"] = "float32"
     input_shape: list[Count] | None = None  # of one sample, for a factory that returns no example input
     input_dtype: Literal["float32", "int64"] = "float32"
     # Options that replace those above in the model whose costs are charged, if a smaller model is trained instead.
     charged_as: dict[str, bool | int | float | str] | None = None
+
+    @property
+    def usual_wire_dtype(self) -> str:
+        """The type for decisions that name none: the one that is given; exact numbers if plans choose."""
+        return "float32" if self.wire_dtype == "auto" else self.wire_dtype
 
 
 class ScheduleConfig(Section):

@@ -41,6 +41,8 @@ class Order:
         members: the devices that the decision is for, in its order; None for all.
         present: the devices that take part, round by round, if known in advance; None for all devices of the scene.
         measure: whether to measure the paper's constants at the start of the last round, when copies differ most.
+        compared: types of numbers whose cost in rounds is measured in the first round. That round is trained with
+            whole mini-batches that are sent as float32, whatever the decision says; usually none.
         final: whether the run ends with the last round, so that the model is evaluated after it in any case.
         estimates: of convergence, as the record will show them.
     """
@@ -51,6 +53,7 @@ class Order:
     members: tuple[int, ...] | None = None
     present: Present | None = None
     measure: bool = False
+    compared: tuple[str, ...] = ()
     final: bool = False
     estimates: Mapping[str, object] = field(default_factory=dict)
 
@@ -69,12 +72,15 @@ class Learned:
         evaluations: (round, accuracy, loss) on the test samples.
         divergence: ‖w_i − w̄‖/‖w̄‖ of every client-specific layer before it was last averaged.
         constants: the paper's constants, if they were measured.
+        wires: by type of numbers, the factor by which sending activations and gradients in it multiplies the rounds;
+            for the types that were compared.
     """
 
     losses: tuple[float, ...]
     evaluations: tuple[tuple[int, float, float], ...] = ()
     divergence: tuple[float, ...] = ()
     constants: ConstantsSample | None = None
+    wires: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class Block:
         losses: training loss of every round, the mean over devices; empty in older records.
         micro_batches: in how many parts mini-batches went through a round.
         wire_dtype: the type in which activations and gradients were sent; None in older records, for the recipe's.
+        wires: by type of numbers, the factor by which it multiplies the rounds, as measured in the first round; that
+            round was then sent as float32, in whole mini-batches.
         restart: in a deployment, what a restarted edge server needs to ask its policy again; else empty.
     """
 
@@ -72,6 +74,7 @@ class Block:
     measuring: Whole = 0
     micro_batches: Whole = 1
     wire_dtype: str | None = None
+    wires: dict[str, Real] = field(default_factory=dict)
     present: tuple[tuple[Whole, ...], ...] | None = None
     losses: tuple[Real, ...] = ()
     restart: dict[str, Any] = field(default_factory=dict)

@@ -87,4 +87,5 @@ def _from_data(data: dict[str, Any]) -> Learned:
             np.array(constants["variance"], dtype=np.float64),
         )
     evaluations = tuple((int(t), float(accuracy), float(loss)) for t, accuracy, loss in data["evaluations"])
-    return Learned(tuple(data["losses"]), evaluations, tuple(data["divergence"]), constants)
+    wires = data.get("wires", {})  # missing in older stores
+    return Learned(tuple(data["losses"]), evaluations, tuple(data["divergence"]), constants, wires)
