@@ -17,6 +17,8 @@ BITS_PER_BYTE = 8
 # The types in which activations and gradients can be sent, and the bits of one number in each.
 NUMBER_BITS: Mapping[str, int] = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
 WIRE_DTYPES = tuple(NUMBER_BITS)
+# By how much each type is assumed to multiply the rounds before that is measured; docs/calibration.md has measurements.
+ASSUMED_FACTORS: Mapping[str, float] = {"float32": 1.0, "float16": 1.0, "bfloat16": 1.0, "int8": 1.01, "int4": 1.1}
 SCALED_BLOCK, SCALE_BITS = 64, 16  # int8 and int4 send one scale with every 64 numbers of a sample
 
 
