@@ -63,7 +63,7 @@ def costs_of(
     """Measure what every cut of a split model costs, with activations sent as the recipe says."""
     from adaptsfl import models  # noqa: PLC0415
 
-    return models.profile(parts, example, batch_size=batch_size, wire_dtype=model.wire_dtype, optimizer=optimizer)
+    return models.profile(parts, example, batch_size=batch_size, wire_dtype=model.usual_wire_dtype, optimizer=optimizer)
 
 
 def split_model(model: ModelConfig, *, to_train: bool = False) -> "tuple[SplitModel, Tensor]":

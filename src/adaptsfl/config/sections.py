@@ -106,7 +106,7 @@ class ModelConfig(Section):
     charged_as: dict[str, bool | int | float | str] | None = None
 
     @property
-    def usual_wire_dtype(self) -> str:
+    def usual_wire_dtype(self) -> Literal["float32", "float16", "bfloat16", "int8", "int4"]:
         """The type for decisions that name none: the one that is given; exact numbers if plans choose."""
         return "float32" if self.wire_dtype == "auto" else self.wire_dtype
 

@@ -81,6 +81,7 @@ class SimulatedBackend:
         if self.limits.micro_batches == "auto" and mixes_samples(world.model.pieces):
             self.limits = self.limits.model_copy(update={"micro_batches": 1})
         self.clock = Clock(world.fleet_at, world.costs, world.batch_size, faults, self.kind.round_time)
+        self.compares = self.kind.compared_round is not None
         mode = policy.adapt.get("mode", world.recipe.adapt.mode)
         self.observer = Observer(world.measured_at, smoothed=policy.estimates and mode == "calibrated")
         self.reestimates = self.kind.reestimates(world)
@@ -251,4 +252,6 @@ def _schedule(order: Order) -> str:
     ]
     if not decision.exact_wire:  # activations are rounded where each device is cut
         parts += [decision.wire_dtype, decision.placement, order.members]
+    if order.compared:
+        parts += [order.compared, decision.placement, order.members]
     return json.dumps(parts)

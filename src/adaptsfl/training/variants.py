@@ -61,9 +61,11 @@ class PooledEngine(Engine):
         """All devices on the first rank, none on the others."""
         return range(self.devices) if self.sharding.ranks.first else ()
 
-    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
-        """Train one round on all samples of the present devices' batches; return their mean loss."""
-        return super().round(pooled(batches))
+    def round(
+        self, batches: Sequence[Batch], present: Sequence[int] | None = None, *, exact_wire: bool = False
+    ) -> Tensor:
+        """Train one round on all samples of the present devices' batches, which nobody sends; return their loss."""
+        return super().round(pooled(batches), exact_wire=True)
 
     def change_plan(self, plan: Decision) -> None:
         """Follow another plan; only its interval is used."""

@@ -11,7 +11,7 @@ follow from the device, the round and the place of the sample in its mini-batch.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,17 +96,21 @@ def size_of(shape: Sequence[int], dtype: str) -> int:
     return samples * int(wire_bits(_each(shape), dtype)) // BITS_PER_BYTE
 
 
+Observe = Callable[[Tensor, Tensor], None]
+
+
 class Crossing(nn.Module):
     """The way between a device and the edge server, as a layer: activations forward, gradients backward.
 
     Args:
         dither: for gradients.
         weight: the gradient that comes back is that of the device's own loss times this.
+        observe: called with the activations as they were sent and the gradient as it arrives, of the device's own loss.
     """
 
-    def __init__(self, dtype: str, dither: Dither, weight: float = 1.0) -> None:
+    def __init__(self, dtype: str, dither: Dither, weight: float = 1.0, observe: Observe | None = None) -> None:
         super().__init__()
-        self.dtype, self.dither, self.weight = dtype, dither, weight
+        self.dtype, self.dither, self.weight, self.observe = dtype, dither, weight, observe
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the edge server receives."""
@@ -117,7 +121,7 @@ class Crossing(nn.Module):
 class _Cross(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, way: Crossing) -> Tensor:
-        ctx.way = way  # type: ignore[attr-defined]
+        ctx.way, ctx.sent = way, x if way.observe else None  # type: ignore[attr-defined]
         found = arriving(x, way.dtype)
         return found.view_as(found) if found is x else found
 
@@ -125,9 +129,10 @@ class _Cross(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         way: Crossing = ctx.way  # type: ignore[attr-defined]
         (gradient,) = gradients
-        if way.weight == 1:
-            return arriving(gradient, way.dtype, way.dither), None
-        return arriving(gradient / way.weight, way.dtype, way.dither) * way.weight, None
+        found = arriving(gradient if way.weight == 1 else gradient / way.weight, way.dtype, way.dither)
+        if way.observe is not None:
+            way.observe(ctx.sent, found)  # type: ignore[attr-defined]
+        return found if way.weight == 1 else found * way.weight, None
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

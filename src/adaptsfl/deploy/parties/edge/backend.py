@@ -43,6 +43,7 @@ class DeployedBackend:
     """
 
     measures = False
+    compares = False
 
     def __init__(self, conductor: Conducting, terms: Terms, measured: MeasuredFleet, policy: Policy) -> None:
         self.conductor, self.terms, self.measured, self.policy = conductor, terms, measured, policy
