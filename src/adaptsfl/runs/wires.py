@@ -41,9 +41,8 @@ class WireCosts:
         """Update the factors with a block's measurement: the first replaces what was assumed, later ones count half."""
         if self.factors is None or not block.wires:
             return
-        first = self._measured_after is None
-        for dtype, measured in block.wires.items():
-            self.factors[dtype] = measured if first else (self.factors[dtype] + measured) / 2
+        before = self.factors if self._measured_after is not None else block.wires
+        self.factors = {**self.factors, **{dtype: (before[dtype] + now) / 2 for dtype, now in block.wires.items()}}
         self._measured_after = block.first_round - 1
 
     def data(self) -> dict[str, Any]:
