@@ -1,12 +1,14 @@
 """What do fewer bits on the wire and mini-batches in parts bring, and what do they cost?
 
 Every workload is trained by AdaptSFL with equally many rounds in each way, on the same mini-batches, with three seeds:
-activations and gradients in every type, mini-batches whole or in as many parts as the plan chooses. Time is virtual.
-The page has the time to 90 % and to 97 % of the best accuracy that the paper's way (float32, whole mini-batches)
-reached with the same seed, over its time, and the best accuracy in points above or below its own. Training has what
-arrives of the rounded numbers, so what they cost in rounds is in the times.
+activations and gradients in one type or in the type that the plan chooses, mini-batches whole or in as many parts as
+the plan chooses. Time is virtual. The page has the time to 90 % and to 97 % of the best accuracy that the paper's way
+(float32, whole mini-batches) reached with the same seed, over its time, and the best accuracy in points above or below
+its own. Training has what arrives of the rounded numbers, and comparing types takes time, so that both are in the
+times.
 
-    python benchmarks/wire.py                                   # all that is missing
+    python benchmarks/wire.py                                   # all that is missing of the four ways: hours
+    python benchmarks/wire.py --types int8 int4 --parts 1       # one type for the whole run
     python benchmarks/wire.py --workloads digits-shards --fleets table2
     python benchmarks/wire.py --only-report
 
@@ -16,6 +18,7 @@ Every run that ends is one line in docs/results/wire.jsonl, and is not run again
 import argparse
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,8 @@ from adaptsfl.simulation.experiment import Experiment
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SHARES = (0.90, 0.97)
 ROUNDS = 300
-DEFAULT_WORKLOADS = ("digits-iid", "digits-dirichlet", "digits-shards")
+DEFAULT_WORKLOADS = ("digits-iid", "digits-dirichlet", "digits-shards", "cifar10-dirichlet", "cifar10-shards-cosine")
+TYPES = ("float32", "auto", *WIRE_DTYPES[1:])
 Key = tuple[str, str, str, str, int]  # workload, fleet, type, parts, seed
 PAPER = ("float32", "1")
 
@@ -63,6 +67,9 @@ def run(key: Key, folder: Path) -> dict[str, Any]:
     (found,) = Experiment(recipe, folder / f"{recipe.name}-{seed}").execute()
     evaluations = [(time_s, accuracy) for block in found.blocks for _, time_s, accuracy, _ in block.evaluations]
     last = found.blocks[-1]
+    chosen: Counter[str] = Counter()
+    for block in found.blocks:
+        chosen[f"{block.wire_dtype}, {block.micro_batches} parts, I {block.interval}"] += block.rounds
     return {
         "workload": workload,
         "fleet": fleet,
@@ -73,6 +80,8 @@ def run(key: Key, folder: Path) -> dict[str, Any]:
         "time_s": last.time_s,
         "bits": sum(block.bits for block in found.blocks),
         "evaluations": evaluations,
+        "chosen": dict(chosen.most_common()),  # rounds
+        "wires": [block.wires for block in found.blocks if block.wires],
     }
 
 
@@ -87,7 +96,7 @@ def page(lines: list[dict[str, Any]]) -> Iterator[str]:
     yield f"AdaptSFL, {ROUNDS} rounds in every way, the same seeds and mini-batches; times are virtual, over those of"
     yield "float32 and whole mini-batches with the same seed (geometric mean over seeds; – if a seed did not reach it)."
     yield "Accuracy is the best of the run, in points above or below that way's (mean, and the worst seed)."
-    yield "Parts: 1, or as many as the plan chooses. By `python benchmarks/wire.py`.\n"
+    yield "Type and parts: given, or auto, as the plan chooses. By `python benchmarks/wire.py`.\n"
     heads = [f"time to {share:.0%} of its best" for share in SHARES]
     yield f"| workload | fleet | type | parts | seeds | {' | '.join(heads)} | points | worst |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -100,7 +109,7 @@ def page(lines: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _order(key: Key) -> tuple[str, str, str, int, int]:
-    return key[0], key[1], key[3], WIRE_DTYPES.index(key[2]), key[4]
+    return key[0], key[1], key[3], TYPES.index(key[2]), key[4]
 
 
 def _cells(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
@@ -127,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=DEFAULT_WORKLOADS)
     parser.add_argument("--fleets", nargs="+", choices=FLEETS, default=("table2", "heterogeneous"))
-    parser.add_argument("--types", nargs="+", choices=WIRE_DTYPES, default=WIRE_DTYPES)
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=("float32", "auto"))
     parser.add_argument("--parts", nargs="+", choices=("1", "auto"), default=("1", "auto"))
     parser.add_argument("--runs", type=Path, default=Path("runs/wire"), help="where runs are kept; default %(default)s")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results go; default docs/results")
