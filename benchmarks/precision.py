@@ -75,8 +75,8 @@ def page(lines: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the page."""
     yield "# What types of numbers cost: measured in one round, and shown by training\n"
     yield f"One plan, I = {INTERVAL}, {ROUNDS} rounds, 20 devices. Factors on the rounds: the mean of {MEASUREMENTS}"
-    yield "measurements of the exact run, and the factor that training losses show; points of accuracy above or below the"
-    yield "exact run's. Mean over seeds, and the range. By `python benchmarks/precision.py`.\n"
+    yield "measurements of the exact run, and the factor that training losses show; points of accuracy above or below"
+    yield "the exact run's. Mean over seeds, and the range. By `python benchmarks/precision.py`.\n"
     yield "| workload | type | seeds | measured | shown by training | points |"
     yield "|---|---|---|---|---|---|"
     by_key = {(line["workload"], line["wire_dtype"], line["seed"]): line for line in lines}
