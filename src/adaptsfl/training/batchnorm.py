@@ -60,6 +60,7 @@ class Slices:
     Attributes:
         ranks: the ranks that run the other parts of the same batch.
         idle: whether this rank has no samples of its own; it then runs a dummy sample that does not count.
+        part, parts: which part of the mini-batches it is, from 0 on, and into how many they are divided.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,7 @@ class Slices:
         self.weights: Sequence[float] = ()
         self.ranks = ALONE
         self.idle = False
+        self.part, self.parts = 0, 1
 
 
 class _Replaced(nn.Module):
@@ -94,40 +96,43 @@ class _Replaced(nn.Module):
 class SlicedBatchNorm(_Replaced):
     """Batch-norm over a batch of several devices that normalises each device's samples separately.
 
-    `finish` updates the running statistics of a common layer by the mean of the devices' statistics once per round,
-    for any number of batches and ranks.
+    `finish` updates the running statistics of a common layer at the end of a round, for any number of batches and
+    ranks: once for every part of the mini-batches, by the mean of the devices' statistics.
     """
 
     def __init__(self, original: nn.Module, slices: Slices) -> None:
         super().__init__(original, slices)
-        self._statistics: list[Tensor] = []
+        self._statistics: dict[int, Tensor] = {}  # by part: the sum so far
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each device's samples and store their statistics."""
         times = len(x) // sum(self.slices.sizes)  # an earlier layer may have merged another axis into the batch
         parts = x.split_with_sizes([size * times for size in self.slices.sizes])
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
-        outputs = []
+        outputs, seen = [], []
         for part, share in zip(parts, self.slices.weights, strict=True):
             statistics = x.new_zeros(2, self.channels)  # with momentum 1 the running statistics are the batch's
             mean, variance = statistics
             outputs.append(functional.batch_norm(part, mean, variance, weight, bias, True, 1.0, self.eps))
-            self._statistics.append(statistics * share)
+            seen.append(statistics * share)
+        number, found = self.slices.part, torch.stack(seen).sum(0)
+        before = self._statistics.get(number)
+        self._statistics[number] = found if before is None else before + found
         return torch.cat(outputs)
 
     @torch.no_grad()
     def round_statistics(self) -> Tensor:
-        """Return each channel's mean and variance in this round: the sum over devices, weighted by their shares."""
+        """Return each channel's mean and variance, summed over devices by their shares: (parts, 2, channels)."""
         if self._statistics:
-            return torch.stack(self._statistics).sum(0)
+            return torch.stack([self._statistics[part] for part in range(self.slices.parts)])
         like = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), torch.zeros(()))
-        return like.new_zeros(2, self.channels)
+        return like.new_zeros(self.slices.parts, 2, self.channels)
 
     def finish(self, statistics: Tensor) -> None:
         """End the round: update the running statistics by those of all ranks."""
         if "running_mean" in self._buffers:
-            mean, variance = statistics
-            self._track(mean, variance)
+            for mean, variance in statistics:
+                self._track(mean, variance)
         self.forget()
 
     def forget(self) -> None:

@@ -6,6 +6,7 @@ runs its own copies of layers 1..L_c, and the common layers run once on the samp
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Unpack
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel
-from adaptsfl.training.batchnorm import check_statistics
+from adaptsfl.training.batchnorm import check_statistics, mixes_samples
 from adaptsfl.training.passes import ChunkForward, Passes, Work, add_to, one_after_another
 from adaptsfl.training.ranks import ALONE
 from adaptsfl.training.settings import Batch, OptimizerSettings, Statistics, present_devices, shares_of
@@ -51,6 +52,8 @@ class Engine(Trainer):
         **options: Unpack[TrainerOptions],
     ) -> None:
         check_statistics(statistics, model, ALONE if sharding is None else sharding.ranks)
+        self._ghosts = mixes_samples(model.pieces)
+        plan = self._followed(plan)
         super().__init__(model, plan, optimizer, statistics=statistics, sharding=sharding, **options)
         self.record_divergence = record_divergence
         self._at_mean = False
@@ -60,7 +63,8 @@ class Engine(Trainer):
         """Train one round on one batch per present device; return every present device's loss."""
         local, own = self._begin(batches, present), self._own_layers()
         shares = self._last_shares()
-        work = Work(local, shares, own, self.sharding.ranks, self._crossings(local, shares))
+        crossings, parts = self._crossings(local, shares), self.schedule.plan.micro_batches
+        work = Work(local, shares, own, self.sharding.ranks, crossings, parts)
         for layer in self.layers[:own]:
             layer.spread()
         rate = self.settings.rate(self.schedule.round + 1, common=False)
@@ -79,6 +83,7 @@ class Engine(Trainer):
 
     def change_plan(self, plan: Decision) -> None:
         """Follow another plan from the next round on, with all weights, buffers and optimiser state."""
+        plan = self._followed(plan)
         plan.check(len(self.weights), self.model.layers)
         if plan == self.schedule.plan:
             return
@@ -184,6 +189,14 @@ class Engine(Trainer):
             way = Crossing(plan.wire_dtype, dither, shares[device] / max(shares))
             crossings[device] = plan.placement[device], way
         return crossings
+
+    def _followed(self, plan: Decision) -> Decision:
+        """Return a plan with whole mini-batches, unless batch-norm sees in how many parts they come.
+
+        Parts that batch-norm normalises one by one are called ghost batches. Without it the gradients of the parts add
+        up to that of the whole, up to rounding.
+        """
+        return plan if self._ghosts else replace(plan, micro_batches=1)
 
     def _own_layers(self) -> int:
         """Return how many layers need one copy per device in the next round: L_c, or none.

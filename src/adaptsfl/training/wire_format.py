@@ -12,7 +12,7 @@ follow from the device, the round and the place of the sample in its mini-batch.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -107,6 +107,10 @@ class Crossing(nn.Module):
     def __init__(self, dtype: str, dither: Dither, weight: float = 1.0) -> None:
         super().__init__()
         self.dtype, self.dither, self.weight = dtype, dither, weight
+
+    def of_samples(self, first: int) -> "Crossing":
+        """Return the way of a part of the mini-batch that begins with its sample `first`."""
+        return Crossing(self.dtype, replace(self.dither, first=first), self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the edge server receives."""
