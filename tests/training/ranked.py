@@ -46,10 +46,11 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     schedule: RateSchedule = field(default_factory=RateSchedule)
     wire_dtype: str | None = None
+    micro_batches: int = 1
 
     @property
     def plans(self) -> list[Decision]:
-        return [replace(plan, wire_dtype=self.wire_dtype) for plan in PLANS]
+        return [replace(plan, wire_dtype=self.wire_dtype, micro_batches=self.micro_batches) for plan in PLANS]
 
 
 def model_of(case: Case) -> SplitModel:
