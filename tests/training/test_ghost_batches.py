@@ -14,7 +14,7 @@ from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel, split
 from adaptsfl.training import Engine, OptimizerSettings, Reference, TrainingWarning, load_checkpoint, save_checkpoint
-from training.cases import largest_difference, make_batches, make_model, make_odd_norms
+from training.cases import largest_difference, make_batches, make_model, make_norm_twice, make_odd_norms
 from training.test_engine import DIGITS, PLANS, compare
 
 EXACT = 1e-10
@@ -88,6 +88,15 @@ def test_every_part_counts_as_a_batch_in_running_statistics(statistics: str) -> 
     engine.round(make_batches(model, DIGITS, SIZES)(1))
     counts = [int(value) for name, value in engine.state().items() if name.endswith("num_batches_tracked")]
     assert counts == [2, 2]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("statistics", ["pooled", "device"])
+def test_a_batch_norm_that_is_used_twice(statistics: str, parts: int) -> None:
+    plans = [Decision((1, 1, 1, 1), 2), Decision((3, 1, 2, 1), 2), Decision((1, 1, 1, 1), 1)]
+    options: dict[str, Any] = {"plans": divided(parts, parts, parts, plans=plans), "lengths": (2, 2, 2), "chunk": 1}
+    settings = OptimizerSettings("sgd", 0.05)
+    compare(make_norm_twice(), DIGITS, settings, statistics=statistics, sizes=SIZES, **options)
 
 
 def test_parts_are_mini_batches_of_their_own_whose_gradients_are_summed() -> None:

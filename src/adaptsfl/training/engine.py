@@ -218,7 +218,10 @@ class Engine(Trainer):
     def _update_common(self, work: Work, gradients: list[Tensor]) -> None:
         """Update the layers that have a single copy by the mean gradient."""
         norms = self._passes.sliced
-        statistics = [norm.round_statistics() for norm in norms]
+        uses = torch.tensor([norm.uses for norm in norms], dtype=torch.int64)
+        if norms:  # a rank without present devices does not know
+            self.sharding.ranks.all_reduce_max([uses])
+        statistics = [norm.round_statistics(count) for norm, count in zip(norms, uses.tolist(), strict=True)]
         self.sharding.ranks.all_reduce_sum([*gradients, *statistics])
         if gradients:
             torch._foreach_mul_(gradients, work.scale)

@@ -203,7 +203,7 @@ class Passes:
         slots = self._point(devices, work.own)
         inputs, targets = zip(*(work.batches[device] for device in devices), strict=True)
         sizes = [len(x) for x in inputs]
-        self._slices.sizes, self._slices.weights = sizes, [work.shares[k] for k in devices]
+        self._slices.begin(sizes, [work.shares[k] for k in devices])
         modules = [[slot.run for slot in row] for row in slots]
         for device, layers in zip(devices, modules, strict=True):
             if device in work.crossings:
