@@ -39,6 +39,7 @@ class TrainerKind:
         takes_turns: whether devices take turns with one model. Then they need the same cut, cut and
             interval stay the same for the whole run, and only one rank could work at a time.
         pooled: whether the server holds all samples itself.
+        divides: whether batch-norm can normalise the parts of a mini-batch one by one.
     """
 
     name: TrainerName
@@ -49,6 +50,7 @@ class TrainerKind:
     compared_round: ComparedRound | None = None
     takes_turns: bool = False
     pooled: bool = False
+    divides: bool = False
 
     def reestimates(self, world: World) -> bool:
         """Whether batch-norm's running statistics are re-estimated for the model that is evaluated or handed over."""
@@ -109,7 +111,7 @@ def _sequential(world: World, first: Decision, _record_divergence: bool, *, rela
 TRAINERS: Mapping[str, TrainerKind] = {
     kind.name: kind
     for kind in (
-        TrainerKind("engine", _engine, measured_round=measured_round, compared_round=compared_round),
+        TrainerKind("engine", _engine, measured_round=measured_round, compared_round=compared_round, divides=True),
         # Devices that take turns with the server model (SplitFed V2) still compute and send at the same time, and the
         # server's work is the same in any order: a round takes as long as with the engine.
         TrainerKind("turns", partial(_sequential, relayed=False), takes_turns=True),

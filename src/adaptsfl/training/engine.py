@@ -6,6 +6,7 @@ runs its own copies of layers 1..L_c, and the common layers run once on the samp
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Unpack
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel
-from adaptsfl.training.batchnorm import check_statistics
+from adaptsfl.training.batchnorm import check_statistics, mixes_samples
 from adaptsfl.training.passes import ChunkForward, Passes, Work, add_to, one_after_another
 from adaptsfl.training.precision import ServerGradients, affine_gradient, products, rounds_factor
 from adaptsfl.training.ranks import ALONE
@@ -61,6 +62,8 @@ class Engine(Trainer):
         **options: Unpack[TrainerOptions],
     ) -> None:
         check_statistics(statistics, model, ALONE if sharding is None else sharding.ranks)
+        self._ghosts = mixes_samples(model.pieces)
+        plan = self._followed(plan)
         super().__init__(model, plan, optimizer, statistics=statistics, sharding=sharding, **options)
         self.record_divergence = record_divergence
         self._at_mean = False
@@ -71,12 +74,14 @@ class Engine(Trainer):
     ) -> Tensor:
         """Train one round on one batch per present device; return every present device's loss.
 
-        With `exact_wire`, activations and gradients arrive as they were sent, whatever the plan says.
+        With `exact_wire`, mini-batches are whole, and activations and gradients arrive as they were sent, whatever the
+        plan says.
         """
         wire = None if exact_wire or self.schedule.plan.exact_wire else self.schedule.plan.wire_dtype
         local, own = self._begin(batches, present), self._own_layers(wire)
         shares = self._last_shares()
-        work = Work(local, shares, own, self.sharding.ranks, self._crossings(wire, local, shares))
+        parts = 1 if exact_wire else self.schedule.plan.micro_batches
+        work = Work(local, shares, own, self.sharding.ranks, self._crossings(wire, local, shares), parts)
         for layer in self.layers[:own]:
             layer.spread()
         rate = self.settings.rate(self.schedule.round + 1, common=False)
@@ -95,6 +100,7 @@ class Engine(Trainer):
 
     def change_plan(self, plan: Decision) -> None:
         """Follow another plan from the next round on, with all weights, buffers and optimiser state."""
+        plan = self._followed(plan)
         plan.check(len(self.weights), self.model.layers)
         if plan == self.schedule.plan:
             return
@@ -229,6 +235,14 @@ class Engine(Trainer):
             crossings[device] = self.schedule.plan.placement[device], way
         return crossings
 
+    def _followed(self, plan: Decision) -> Decision:
+        """Return a plan with whole mini-batches, unless batch-norm sees in how many parts they come.
+
+        Parts that batch-norm normalises one by one are called ghost batches. Without it the gradients of the parts add
+        up to that of the whole, up to rounding.
+        """
+        return plan if self._ghosts else replace(plan, micro_batches=1)
+
     def _own_layers(self, wire_dtype: str | None) -> int:
         """Return how many layers need one copy per device in the next round: L_c, or none.
 
@@ -249,7 +263,10 @@ class Engine(Trainer):
     def _update_common(self, work: Work, gradients: list[Tensor]) -> None:
         """Update the layers that have a single copy by the mean gradient."""
         norms = self._passes.sliced
-        statistics = [norm.round_statistics() for norm in norms]
+        uses = torch.tensor([norm.uses for norm in norms], dtype=torch.int64)
+        if norms:  # a rank without present devices does not know
+            self.sharding.ranks.all_reduce_max([uses])
+        statistics = [norm.round_statistics(count) for norm, count in zip(norms, uses.tolist(), strict=True)]
         self.sharding.ranks.all_reduce_sum([*gradients, *statistics])
         if gradients:
             torch._foreach_mul_(gradients, work.scale)

@@ -12,7 +12,7 @@ follow from the device, the round and the place of the sample in its mini-batch.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -52,9 +52,10 @@ def arriving(tensor: Tensor, dtype: str, dither: Dither | None = None) -> Tensor
     if exact(dtype):
         return tensor
     if dtype in CASTS:
-        return _cast(tensor, CASTS[dtype]).to(tensor.dtype)
+        return _cast(_cast(tensor, CASTS[dtype]), tensor.dtype)
     levels, scales = _levels(tensor, dtype, dither)
-    found = (levels * scales[..., None].abs()).flatten(1)[:, : _each(tensor.shape)].reshape(tensor.shape)
+    rows = (levels * scales[..., None].abs()).flatten(1)[:, : _each(tensor.shape)]
+    found = _cast(rows.reshape(tensor.shape), tensor.dtype)
     keeps_order = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return found.contiguous(memory_format=torch.channels_last) if keeps_order else found
 
@@ -62,7 +63,7 @@ def arriving(tensor: Tensor, dtype: str, dither: Dither | None = None) -> Tensor
 def encoded(tensor: Tensor, dtype: str, dither: Dither | None = None) -> Tensor:
     """Return the bytes of a tensor as they are sent: first all scales, if there are any, then the numbers."""
     if dtype in CASTS:
-        return _cast(tensor, CASTS[dtype]).contiguous().reshape(-1).view(torch.uint8)
+        return raw(_cast(tensor, CASTS[dtype]))
     levels, scales = _levels(tensor, dtype, dither)
     numbers = levels.flatten(1)[:, : _each(tensor.shape)].to(torch.int16).bitwise_and_(2 ** NUMBER_BITS[dtype] - 1)
     codes = numbers.to(torch.uint8)
@@ -73,6 +74,14 @@ def encoded(tensor: Tensor, dtype: str, dither: Dither | None = None) -> Tensor:
     return torch.cat((scales.to(torch.bfloat16).reshape(-1).view(torch.uint8), codes.reshape(-1)))
 
 
+def raw(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor's numbers in the order of its dimensions; they share its memory if they can."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # torch calls a single number contiguous, whatever its stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
+
+
 def decoded(data: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
     """Return the float32 tensor that was sent as these bytes, of which there are `size_of(shape, dtype)`."""
     if dtype in CASTS:
@@ -81,7 +90,7 @@ def decoded(data: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
     blocks = -(-each // BLOCK)
     edge = samples * blocks * SCALE_BYTES
     scales = data[:edge].clone().view(torch.bfloat16).view(samples, blocks, 1).to(torch.float32)
-    codes = data[edge:].view(samples, -1)
+    codes = data[edge:].view(samples, -(-each * NUMBER_BITS[dtype] // BITS_PER_BYTE))
     if dtype == "int4":
         codes = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1)[:, :each]
     numbers = nn.functional.pad(codes.to(torch.float32), (0, blocks * BLOCK - each)).view(samples, blocks, BLOCK)
@@ -112,6 +121,10 @@ class Crossing(nn.Module):
         super().__init__()
         self.dtype, self.dither, self.weight, self.observe = dtype, dither, weight, observe
 
+    def of_samples(self, first: int) -> "Crossing":
+        """Return the way of a part of the mini-batch that begins with its sample `first`."""
+        return Crossing(self.dtype, replace(self.dither, first=first), self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return what the edge server receives."""
         crossed: Tensor = _Cross.apply(x, self)  # type: ignore[no-untyped-call]
@@ -137,8 +150,10 @@ class _Cross(torch.autograd.Function):
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert; numbers that are too large become the largest of the type, because receivers reject infinity."""
-    if dtype == torch.float32:
+    if dtype in (torch.float32, torch.float64):
         return tensor.to(dtype)
+    if tensor.dtype != torch.float64:
+        tensor = tensor.to(torch.float32)  # the limits of bfloat16 are no numbers of float16
     return tensor.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
 
 
@@ -148,7 +163,7 @@ def _levels(tensor: Tensor, dtype: str, dither: Dither | None) -> tuple[Tensor, 
     The last block of a sample is filled with zeros.
     """
     samples, each = tensor.shape[0] if tensor.dim() else 1, _each(tensor.shape)
-    rows = tensor.reshape(samples, each)
+    rows = tensor.reshape(samples, each).to(torch.float64 if tensor.dtype == torch.float64 else torch.float32)
     blocks = nn.functional.pad(rows, (0, -each % BLOCK)).view(samples, -(-each // BLOCK), BLOCK)
     most = 2 ** (NUMBER_BITS[dtype] - 1) - 1
     lowest, highest = blocks.aminmax(dim=2)
