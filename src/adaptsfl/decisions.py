@@ -91,15 +91,15 @@ class Decision:
         """Whether activations and gradients arrive as they were sent."""
         return self.wire_dtype in (None, "float32")
 
-    def levelled(self, devices: int = 1, members: Sequence[int] | None = None) -> "Decision":
+    def levelled(self, devices: int = 1, members: Sequence[int] | None = None, *, places: bool = False) -> "Decision":
         """Return a decision for `devices` devices that all cut at L_c, from which the same is learned.
 
         Where a layer up to L_c runs does not change what is learned, unless activations are rounded on their way: then
-        the places are kept. So are micro-batches, which matter to models with batch-norm. `members` are the devices
-        that this decision is for, by default all.
+        the places are kept, as they are if asked for. So are micro-batches, which matter to models with batch-norm.
+        `members` are the devices that this decision is for, by default all.
         """
         deepest, placed = self.deepest, None
-        if not self.exact_wire:
+        if places or not self.exact_wire:
             at = dict(zip(range(devices) if members is None else members, self.placement, strict=False))
             placed = tuple(at.get(device, deepest) for device in range(devices))
         wire = None if self.exact_wire else self.wire_dtype

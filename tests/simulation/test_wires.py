@@ -14,6 +14,7 @@ from adaptsfl.simulation.clock import Clock, parallel_time
 from adaptsfl.simulation.experiment import Experiment
 from adaptsfl.simulation.faults import Faults
 from adaptsfl.simulation.jobs import Job, Watcher
+from adaptsfl.simulation.store import Store
 from simulation.tiny import recipe, record_of, world
 
 AUTO = {
@@ -56,6 +57,16 @@ def test_a_type_that_costs_too_many_rounds_is_not_chosen(tmp_path: Path, monkeyp
     blocks = ran(tmp_path / "dear")
     assert blocks[0].wire_dtype == "int4"
     assert {block.wire_dtype for block in blocks[1:]} == {"int8"}
+
+
+def test_types_are_compared_at_every_devices_own_cut_also_where_numbers_are_sent_exactly() -> None:
+    """Rounding costs other factors where all devices are cut as deep as the deepest."""
+    found = []
+    for cuts, wire in (((1, 3, 1, 3), "int8"), ((1, 3, 1, 3), "float32"), ((3, 3, 3, 3), "float32")):
+        backend = learning(world(**AUTO), "engine", Store())
+        order = Order(Decision(cuts, 2, wire_dtype=wire), 2, 1, (0, 1, 2, 3), compared=("int8", "int4"))
+        found.append(backend.learn(order).wires)
+    assert found[0] == found[1] != found[2]
 
 
 def test_only_given_types_are_chosen_and_compared(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ class Learner(Replicated):
     def train(self, order: Order, first_loss: float | None) -> Learned:
         """Train the rounds of one block; `first_loss` is that of the run's first round, None before it."""
         trainer = self._begin(order.decision)
-        trainer.change_plan(order.decision.levelled(self.world.devices, order.members))
+        places = bool(order.compared)  # types are compared at every device's own cut
+        trainer.change_plan(order.decision.levelled(self.world.devices, order.members, places=places))
         self._seed()
         losses: list[float] = []
         evaluations: list[tuple[int, float, float]] = []
