@@ -15,7 +15,7 @@ from adaptsfl.simulation.experiment import Experiment
 from adaptsfl.simulation.faults import Faults
 from adaptsfl.simulation.jobs import Job, Watcher
 from adaptsfl.simulation.store import Store
-from simulation.tiny import recipe, record_of, world
+from simulation.tiny import learning, recipe, record_of, world
 
 AUTO = {
     "model": {"name": "vgg_digits", "options": {"width": 0.25, "norm": "group"}, "wire_dtype": "auto"},
