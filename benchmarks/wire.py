@@ -120,8 +120,8 @@ def page(lines: dict[Key, dict[str, Any]]) -> Iterator[str]:
     yield "# Fewer bits on the wire, and mini-batches in parts\n"
     yield f"AdaptSFL, {ROUNDS} rounds in every way, the same seeds and mini-batches; times are virtual, over those of"
     yield "float32 and whole mini-batches with the same seed (geometric mean over seeds; – if a seed did not reach it)."
-    yield f"Who has not reached 97 % by then goes on until it has, up to {MOST_ROUNDS} rounds. Accuracy is the best of the"
-    yield "run, in points above or below that way's (mean, and the worst seed)."
+    yield f"Who has not reached 97 % by then goes on until it has, up to {MOST_ROUNDS} rounds. Accuracy is the best of"
+    yield "the run, in points above or below that way's (mean, and the worst seed)."
     yield "Type and parts: given, or auto, as the plan chooses. By `python benchmarks/wire.py`.\n"
     heads = [f"time to {share:.0%} of its best" for share in SHARES]
     yield f"| workload | fleet | type | parts | seeds | {' | '.join(heads)} | points | worst |"
@@ -153,6 +153,7 @@ def _cells(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
 
 
 def time_to(line: dict[str, Any], target: float) -> float | None:
+    """Return the virtual seconds to an accuracy; None if the run never had it."""
     return next((time_s for time_s, accuracy in line["evaluations"] if accuracy >= target), None)
 
 
