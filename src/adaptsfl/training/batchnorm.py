@@ -138,7 +138,7 @@ class SlicedBatchNorm(_Replaced):
         return max((times_used for _, times_used in self._statistics), default=0)
 
     @torch.no_grad()
-    def round_statistics(self, uses: int) -> Tensor:
+    def round_statistics(self, uses: int = 1) -> Tensor:
         """Return each channel's mean and variance, summed over devices by their shares: (parts · uses, 2, channels)."""
         if self._statistics:
             return torch.stack([self._statistics[key] for key in sorted(self._statistics)])
