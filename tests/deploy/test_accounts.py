@@ -7,11 +7,12 @@ import torch
 from adaptsfl import latency
 from adaptsfl.costs import CutCosts
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.accounts import Accounts, TrainedPart
 from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.parties.edge.sessions import Arrival, Shapes
+from adaptsfl.deploy.sending import Sending
 from adaptsfl.runs.backend import Scene
 from adaptsfl.training import OptimizerSettings
 
@@ -28,13 +29,13 @@ def accounts() -> Accounts:
     measured = MeasuredFleet(COSTS, ["device-1"], BATCH, OptimizerSettings())
     rates = wire.Rates(uplink=RATE, downlink=RATE, fed_uplink=RATE, fed_downlink=RATE)  # nothing is known of latency
     measured.ready(0, wire.Ready(samples=9, forward_s=[0.01, 0.01], backward_s=[0.02, 0.02], rates=rates))
-    shapes = Shapes(((UNITS,), (UNITS,)), (), 10, BATCH, "float32")
+    shapes = Shapes(((UNITS,), (UNITS,)), (), 10, BATCH)
     return Accounts(["device-1"], shapes, measured)
 
 
 def opened(accounts: Accounts, now: float) -> Ledger:
     scene = Scene((0,), accounts.measured.fleet([0]), accounts.measured.costs, 1)
-    predicted = accounts.predicted(scene, [1])
+    predicted = accounts.predicted(scene, [1], Sending())
     ledger = Ledger(1, 1, 1, 60, 60, (1,), wire.Opening(), {}, scene, 1, predicted, BlockClock(now))
     ledger.clock.begin_rounds(now)
     return ledger
@@ -43,6 +44,11 @@ def opened(accounts: Accounts, now: float) -> Ledger:
 def arrival(came: float) -> Arrival:
     header = wire.Activations(forward_s=FORWARD_S, backward_s=BACKWARD_S, downlink=RATE, fetch_s=FETCH_S)
     return Arrival(header, torch.zeros(1), torch.zeros(1), RATE, TRANSFER_S, came)
+
+
+def whole(arrived: Arrival, answered: float) -> list[TrainedPart]:
+    """A round of one device whose mini-batch is not divided."""
+    return [TrainedPart({0: arrived}, answered, ALL, 1.0)]
 
 
 def trained(accounts: Accounts, rounds: int) -> tuple[Ledger, dict[str, float], float]:
@@ -54,7 +60,7 @@ def trained(accounts: Accounts, rounds: int) -> tuple[Ledger, dict[str, float], 
         before = LATENCY_S + FETCH_S if number == 1 else LATENCY_S + TRANSFER_S + BACKWARD_S
         came = now + before + FORWARD_S + LATENCY_S + TRANSFER_S
         now = came + TURN_S
-        phases, _ = accounts.note_round(ledger, number, {0: arrival(came)}, 1.0, now, ALL)
+        phases, _ = accounts.note_round(ledger, number, whole(arrival(came), now))
     return ledger, phases, now
 
 
@@ -104,7 +110,7 @@ def test_a_round_that_waited_for_test_samples_takes_its_latency_and_no_more(acco
     ledger.tested.add(0)
     before, way_s = accounts.measured.transfer_s(0, "uplink_bps", 3200), LATENCY_S + TRANSFER_S
     came = now + 2 * way_s + FORWARD_S + BACKWARD_S + 0.3
-    phases, _ = accounts.note_round(ledger, 3, {0: arrival(came)}, 1.0, came + TURN_S, ALL)
+    phases, _ = accounts.note_round(ledger, 3, whole(arrival(came), came + TURN_S))
     assert (phases["a2"], phases["a4"]) == pytest.approx((way_s, way_s), rel=0.1)
     assert ledger.clock.other_s == pytest.approx(0.3, abs=0.02)
     assert accounts.measured.transfer_s(0, "uplink_bps", 3200) == before
@@ -115,7 +121,7 @@ def test_a_device_that_was_away_says_nothing_about_its_links(accounts: Accounts)
     ledger, _, now = trained(accounts, 2)
     before = accounts.measured.transfer_s(0, "uplink_bps", 3200)
     ledger.present.append(())
-    accounts.note_round(ledger, 4, {0: arrival(now + 50.0)}, 1.0, now + 50.1, ALL)
+    accounts.note_round(ledger, 4, whole(arrival(now + 50.0), now + 50.1))
     assert accounts.measured.transfer_s(0, "uplink_bps", 3200) == before
 
 
@@ -124,7 +130,7 @@ def test_rates_that_cannot_be_do_no_harm(accounts: Accounts, rate: float) -> Non
     ledger, _, now = trained(accounts, 2)
     lying = arrival(now + 0.2)
     lying.header.downlink = rate
-    phases, _ = accounts.note_round(ledger, 3, {0: lying}, 1.0, now + 0.21, ALL)
+    phases, _ = accounts.note_round(ledger, 3, whole(lying, now + 0.21))
     assert sum(phases.values()) == pytest.approx(0.21)
     assert np.isfinite(accounts.measured.transfer_s(0, "downlink_bps", 3200))
 
@@ -136,7 +142,7 @@ def test_the_begin_of_a_block_is_charged_to_whose_layers_came_last(accounts: Acc
     came = 100.0 + FETCH_S + FORWARD_S + LATENCY_S + TRANSFER_S
     ledger.placed_at = came + later_s
     used = max(came, ledger.placed_at)
-    phases, _ = accounts.note_round(ledger, 1, {0: arrival(came)}, 1.0, used + TURN_S, ALL)
+    phases, _ = accounts.note_round(ledger, 1, whole(arrival(came), used + TURN_S))
     assert phases["a3"] == pytest.approx(TURN_S)
     assert phases["a1"] == (pytest.approx(FORWARD_S) if later_s < 0 else 0.0)
     assert ledger.clock.bottleneck == (latency.EDGE_SERVER if later_s > 0 else "device-1", "b3")

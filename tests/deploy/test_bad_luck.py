@@ -69,8 +69,8 @@ def times(factor: float) -> type[DeviceParty]:
     """A kind of device whose activations are so many times what they should be."""
 
     class Spoiling(DeviceParty):
-        def _packed(self, activations: torch.Tensor, labels: torch.Tensor) -> tuple[wire.Activations, list[memoryview]]:
-            return super()._packed(activations * factor, labels)
+        def _packed(self, activations: torch.Tensor, *rest: Any) -> tuple[wire.Activations, list[memoryview]]:
+            return super()._packed(activations * factor, *rest)
 
     return Spoiling
 
@@ -248,8 +248,8 @@ def test_test_samples_that_come_to_no_numbers_on_most_devices_end_the_run_and_th
             self.testing = True
             await super()._test(*arguments)
 
-        def _packed(self, activations: torch.Tensor, labels: torch.Tensor) -> tuple[wire.Activations, list[memoryview]]:
-            return super()._packed(activations * (NAN if self.testing else 1.0), labels)
+        def _packed(self, activations: torch.Tensor, *rest: Any) -> tuple[wire.Activations, list[memoryview]]:
+            return super()._packed(activations * (NAN if self.testing else 1.0), *rest)
 
     async def scenario() -> None:
         async with deployed(tmp_path, None, THREE, SHORT, recipe=planned(1222)) as here:
@@ -398,9 +398,9 @@ def test_waiting_for_a_device_that_left_is_not_the_servers_time(tmp_path: Path) 
             accounts, stalled, rounds = here.conductor.accounts, asyncio.Event(), {}
             note_round = accounts.note_round
 
-            def noted(block: Any, number: int, arrivals: Any, loss: float, answered: float, turn_s: float) -> Any:
-                phases, round_s = note_round(block, number, arrivals, loss, answered, turn_s)
-                rounds[number] = tuple(sorted(arrivals)), answered, phases["a3"]
+            def noted(block: Any, number: int, parts: Any) -> Any:
+                phases, round_s = note_round(block, number, parts)
+                rounds[number] = tuple(sorted(parts[0].arrivals)), parts[0].answered, phases["a3"]
                 return phases, round_s
 
             async def stall(round_: int) -> None:

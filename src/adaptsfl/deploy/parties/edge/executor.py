@@ -16,9 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.accounts import Accounts, TrainedPart
 from adaptsfl.deploy.parties.edge.averaging import Averaging
 from adaptsfl.deploy.parties.edge.clock import ALL
+from adaptsfl.deploy.parties.edge.comparison import compared
 from adaptsfl.deploy.parties.edge.computing import ComputingThread
 from adaptsfl.deploy.parties.edge.journal import RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
@@ -44,7 +45,7 @@ class Executor:
     Attributes:
         progress: the progress of the run.
         ledger: the ledger of the block under way; None between two blocks.
-        arrivals: activations that have arrived for the open round, by device.
+        arrivals: activations that have arrived for the open round, by device and part.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Executor:
         self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.computing.run)
         self.progress = RunProgress()
         self.ledger: Ledger | None = None
-        self.arrivals: dict[int, Arrival] = {}
+        self.arrivals: dict[int, dict[int, Arrival]] = {}
+        self._round: list[TrainedPart] = []  # parts of the open round that were trained
+        self._weights: dict[int, float] = {}  # of the devices with which the open round began
         self._for_estimation: dict[int, Tensor] = {}
         self._sessions: dict[int, Session] = {}
         self._numbers = count(1)
@@ -197,11 +200,17 @@ class Executor:
             evaluate=action.evaluate,
             estimate=action.estimate,
         )
+        if self.ledger is not None:
+            sending, session = self.ledger.sending, self._sessions.get(action.connection)
+            plan.micro_batches, plan.wire_dtype = sending.micro_batches, sending.wire_dtype
+            plan.exact_round = sending.exact_round
+            if session is not None:
+                session.parts = sending.micro_batches
         self._send(action.connection, wire.ToDevice(plan=plan))
 
     def _send_gradients(self, action: do.SendGradients) -> None:
-        answer = self.roster.by_number[action.device].answer
-        if answer is not None and answer[0].round == action.round:
+        answer = self.roster.by_number[action.device].answer(action.round, action.part)
+        if answer is not None:
             self._send(action.connection, wire.ToDevice(gradients=answer[0]), answer[1])
 
     def _send_skip(self, action: do.SendSkip) -> None:
@@ -251,8 +260,9 @@ class Executor:
     def _use_activations(self, action: do.UseActivations) -> None:
         session = self._sessions[action.connection]
         assert session.arrival is not None
-        self.arrivals[action.device] = arrival = session.arrival
-        self.computing.receive(action.device, arrival.activations, session.close)
+        arrival = session.arrival
+        self.arrivals.setdefault(action.device, {})[action.part] = arrival
+        self.computing.receive(action.device, arrival.activations, action.part, session.close)
 
     def _keep_for_estimation(self, action: do.KeepForEstimation) -> None:
         arrival = self._sessions[action.connection].arrival
@@ -291,34 +301,59 @@ class Executor:
 
     def _train_round(self, action: do.TrainRound) -> None:
         assert self.ledger is not None
-        arrivals = {device: self.arrivals[device] for device in action.devices}
+        arrivals = {device: self.arrivals[device][action.part] for device in action.devices}
+        if not action.part:  # who misses a later part is missing in the mean: the weights are those of the first
+            self._round, self._weights = [], dict(zip(action.devices, self.roster.shares(action.devices), strict=True))
         self._start(self._trained(self.ledger, action, arrivals))
 
     async def _trained(self, block: Ledger, action: do.TrainRound, arrivals: dict[int, Arrival]) -> events.Event | None:
-        """Train a round, and keep its gradients to be sent."""
+        """Train a part of a round, and keep its gradients to be sent."""
         began, devices = time.perf_counter(), action.devices
-        weights = self.roster.shares(devices)
+        weights = [self._weights[device] for device in devices]
         labels = {device: arrivals[device].labels for device in devices}
         try:
-            losses, gradients = await self.computing.run(self.edge_model.train, action.round, devices, labels, weights)
+            losses, gradients, compared_s = await self.computing.run(self._compute, block, action, labels, weights)
         except RejectedActivations as error:
             for device in error.devices:
                 self.arrivals.pop(device, None)
-            return events.RoundRejected(action.attempt, action.round, error.devices)
+            return events.RoundRejected(action.attempt, action.round, error.devices, action.part)
         if block.over:
             return None
-        self.arrivals = {}
-        self.progress.rounds = action.round
         for device, gradient in zip(devices, gradients, strict=True):
-            self.roster.by_number[device].keep(action.round, gradient, self.shapes.wire_dtype)
-        self.handle(events.RoundTrained(action.attempt, action.round))
+            dtype = block.sending.dtype(action.round)
+            self.roster.by_number[device].keep(action.round, gradient, dtype, action.part)
         took = time.perf_counter() - began
-        loss = float((losses * losses.new_tensor(weights)).sum())
-        turn_s = ALL if action.everybody else took
-        phases, round_s = self.accounts.note_round(block, action.round, arrivals, loss, began + took, turn_s)
-        self.roster.board.add_loss(action.round, loss)
-        self.roster.show_round(action.round, block.predicted, phases, round_s)
+        turn_s = ALL if action.everybody else took - compared_s
+        loss = float((losses * losses.new_tensor(weights)).sum()) / sum(weights)
+        self._round.append(TrainedPart(arrivals, began + took, turn_s, loss, compared_s))
+        if action.part + 1 < action.parts:
+            return events.RoundTrained(action.attempt, action.round, action.part)
+        self._end_round(block, action)
         return None
+
+    def _compute(
+        self, block: Ledger, action: do.TrainRound, labels: dict[int, Tensor], weights: list[float]
+    ) -> tuple[Tensor, list[Tensor], float]:
+        """Train; in the round that is there for it, first compare types of numbers. In the computing thread."""
+        round_, devices, began = action.round, action.devices, time.perf_counter()
+        if block.compared and round_ == block.sending.exact_round:
+            block.wires = compared(self.edge_model, block.compared, round_, devices, labels, weights)
+        compared_s = time.perf_counter() - began if block.compared else 0.0
+        losses, gradients = self.edge_model.train(round_, devices, labels, weights, action.part, action.parts)
+        return losses, gradients, compared_s
+
+    def _end_round(self, block: Ledger, action: do.TrainRound) -> None:
+        """Let the protocol go on after the last part of a round; then write down how long the round took."""
+        parts, self._round, self.arrivals = self._round, [], {}
+        self.progress.rounds = action.round
+        self.handle(events.RoundTrained(action.attempt, action.round, action.part))
+        phases, round_s = self.accounts.note_round(block, action.round, parts)
+        self.roster.board.add_loss(action.round, block.losses[-1])
+        self.roster.show_round(action.round, block.predicted, phases, round_s)
+
+    def _drop_round(self, _action: do.DropRound) -> None:
+        self.arrivals, self._round = {}, []
+        self.computing.drop_round()
 
     def _estimate_moments(self, action: do.EstimateMoments) -> None:
         assert self.ledger is not None

@@ -124,16 +124,16 @@ class MeasuredFleet:
             self._probed(self.server, name, rate, call_s)
         self.averaging = AffineTime(AVERAGED_BPS, 2 * call_s)  # two: a block is opened, and its layers are averaged
 
-    def computed(self, number: int, cut: int, forward_s: float, backward_s: float) -> None:
-        """Add the time that a device's layers took."""
+    def computed(self, number: int, cut: int, forward_s: float, backward_s: float, parts: int = 1) -> None:
+        """Add the time that a device's layers took for one of so many parts of a mini-batch."""
         costs = self.costs
         if forward_s > 0 and backward_s > 0:
-            work = self.batch_size * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
+            work = self.batch_size / parts * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
             self.devices[number]["flops"].add(work, forward_s + backward_s)
 
-    def server_took(self, cuts: Sequence[int], seconds: float) -> None:
-        """Add the time that the server's part of one round took."""
-        work = self.batch_size * float(latency.server_flops(self.costs, np.array(cuts)))
+    def server_took(self, cuts: Sequence[int], seconds: float, parts: int = 1) -> None:
+        """Add the time that the server's turn took for one of so many parts of a round."""
+        work = self.batch_size / parts * float(latency.server_flops(self.costs, np.array(cuts)))
         if seconds > 0:
             self.server["flops"].add(work, seconds)
 
