@@ -11,7 +11,7 @@ class Scripted(BasePolicy):
     """Follows one plan after another, each a number: 3124 is interval 3 and cuts 1, 2, 4; the last one stays.
 
     Where the number is 0, AdaptSFL plans. `sent` has the parts and the type of numbers of every plan, the last one
-    stays: 43 is 4 parts in the type with index 3, int8. Without it mini-batches are whole, and the recipe says the type.
+    stays: 43 is 4 parts in the type with index 3, int8. Without it, mini-batches are whole, in the type of the recipe.
     """
 
     title = "Scripted"
