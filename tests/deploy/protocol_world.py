@@ -124,6 +124,7 @@ class World:
         self.unread: dict[int, list[events.Event]] = {}  # by connection: sent, and not read by the edge server yet
         self.open: dict[int, int] = {}  # connections, and whose they are
         self.planned: dict[int, int] = {}  # by connection: the attempt whose plan was sent last
+        self.slow: dict[int, set[int]] = {}  # by device: parts that it does not send
         self.liars: set[int] = set()  # devices that say what is not true
         self.connections = 0
         self.attempts = 0
@@ -307,7 +308,7 @@ class World:
     def _say_parts(self, device: Device) -> None:
         """Send the parts that were not answered."""
         connection, attempt = device.connection, device.held
-        for part in sorted(device.unanswered):
+        for part in sorted(device.unanswered - self.slow.get(device.number, set())):
             self.say(connection, events.Activations(connection, attempt, device.pending, part=part))
 
     def test(self, number: int, batches: int = 2) -> bool:
