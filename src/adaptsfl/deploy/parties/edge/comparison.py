@@ -1,13 +1,13 @@
 """What types of numbers cost in rounds, measured on the activations of one round; nothing is changed by it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
 
 from adaptsfl.deploy.parties.edge.model import EdgeModel
-from adaptsfl.training.layers import parameters_of
+from adaptsfl.training.layers import Layer, parameters_of
 from adaptsfl.training.precision import ServerGradients, products, rounds_factor
 from adaptsfl.training.reference import ServerSide
 from adaptsfl.training.wire_format import Dither, arriving
@@ -30,19 +30,32 @@ def compared(
     targets = [labels[device] for device in present]
     shares = dict(zip(present, weights, strict=True))
     by_number = [shares.get(device, 0.0) for device in range(len(model.server.non_common))]
-    with _unchanged(model, present):
-        random = torch.get_rng_state()
+    server, random = _apart(model.server), torch.get_rng_state()
 
-        def gradients(dtype: str) -> ServerGradients:
-            torch.set_rng_state(random)  # the same dropout for all types
-            return _gradients(model, dtype, round_, received, targets, weights)
+    def gradients(dtype: str) -> ServerGradients:
+        torch.set_rng_state(random)  # the same dropout for all types
+        return _gradients(server, dtype, round_, received, targets, weights)
 
+    try:
         exact = gradients("float32")
         return {dtype: rounds_factor(products(exact, gradients(dtype), by_number)) for dtype in dtypes}
+    finally:
+        torch.set_rng_state(random)
+
+
+def _apart(server: ServerSide) -> ServerSide:
+    """Return the same layers, but copies of those whose buffers, such as running statistics, change as they run."""
+
+    def kept(layers: Sequence[Layer]) -> list[Layer]:
+        return [Layer(deepcopy(one.piece), server.settings) if [*one.piece.buffers()] else one for one in layers]
+
+    apart = ServerSide(kept(server.common), server.statistics, server.settings, server.loss)
+    apart.non_common = [kept(layers) for layers in server.non_common]
+    return apart
 
 
 def _gradients(
-    model: EdgeModel,
+    server: ServerSide,
     dtype: str,
     round_: int,
     received: Mapping[int, Tensor],
@@ -50,9 +63,7 @@ def _gradients(
     weights: Sequence[float],
 ) -> ServerGradients:
     """Return the gradients of a round whose activations and gradients are sent in a type of numbers."""
-    present, real = list(received), model.server
-    server = ServerSide(real.common, real.statistics, real.settings, real.loss)
-    server.non_common = real.non_common
+    present = list(received)
     for device, activations in received.items():
         server.receive(device, arriving(activations, dtype).detach())
     server.forward(present, targets, weights)
@@ -61,19 +72,6 @@ def _gradients(
         device: arriving(gradient, dtype, Dither(device, round_))
         for device, gradient in zip(present, sent, strict=True)
     }
-    return ServerGradients(server.gradients[: len(parameters_of(real.common))], arrived)
-
-
-@contextmanager
-def _unchanged(model: EdgeModel, present: Sequence[int]) -> Iterator[None]:
-    """Restore all buffers, such as running statistics, and the state of torch's random numbers."""
-    layers = [*model.server.common, *(layer for device in present for layer in model.server.non_common[device])]
-    buffers = [buffer for layer in layers for buffer in layer.piece.buffers()]
-    kept, random = [buffer.clone() for buffer in buffers], torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(random)
-        with torch.no_grad():
-            for buffer, value in zip(buffers, kept, strict=True):
-                buffer.copy_(value)
+    found = ServerGradients(server.gradients[: len(parameters_of(server.common))], arrived)
+    server.drop()
+    return found
