@@ -372,11 +372,20 @@ class Conductor:
 
     def _show_plan(self, block: Ledger) -> None:
         cuts = ", ".join(str(block.cuts[k]) for k in block.scene.members)
+        sending, plain = block.sending, Sending(wire_dtype=self.recipe.model.usual_wire_dtype)
+        how = "" if sending == plain else f", {sending.micro_batches} parts in {sending.wire_dtype}"
         self.say(
-            f"block {block.number}: rounds {block.first_round} to {block.last_round}, cuts {cuts} "
+            f"block {block.number}: rounds {block.first_round} to {block.last_round}, cuts {cuts}{how} "
             f"(version {self.progress.version} of the layers)"
         )
-        self.board.update(block=block.number, interval=block.interval, deepest=block.deepest)
+        parts, wire_dtype = sending.micro_batches, sending.wire_dtype
+        self.board.update(
+            block=block.number,
+            interval=block.interval,
+            deepest=block.deepest,
+            micro_batches=parts,
+            wire_dtype=wire_dtype,
+        )
 
     def _measured(self, example: Tensor) -> MeasuredFleet:
         """Return the resources of the fleet before any device has joined: only this server's speed is measured."""
