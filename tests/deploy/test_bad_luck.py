@@ -108,7 +108,7 @@ def test_activations_that_swell_batch_norm_cost_their_device_only(tmp_path: Path
             bad = here.conductor.protocol.devices[2]
 
             def bad_one_has_sent() -> bool:
-                return 2 in here.conductor.executor.arrivals
+                return 2 in here.conductor.executor.training.arrivals
 
             async def for_the_bad_one(_round: int) -> None:
                 await here.until(lambda: bad.quarantined or bad_one_has_sent())
@@ -411,7 +411,7 @@ def test_waiting_for_a_device_that_left_is_not_the_servers_time(tmp_path: Path) 
             accounts.note_round = noted  # type: ignore[method-assign]
             *others, leaving = started(here, DeviceParty, DeviceParty, before_sending(stall))
             await here.until(stalled.is_set)
-            await here.until(lambda: len(here.conductor.executor.arrivals) == 2)
+            await here.until(lambda: len(here.conductor.executor.training.arrivals) == 2)
             left = time.perf_counter()
             leaving.cancel()
             await here.until(lambda: 2 in rounds)

@@ -16,10 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.parties.edge.accounts import Accounts, TrainedPart
+from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.averaging import Averaging
-from adaptsfl.deploy.parties.edge.clock import ALL
-from adaptsfl.deploy.parties.edge.comparison import compared
 from adaptsfl.deploy.parties.edge.computing import ComputingThread
 from adaptsfl.deploy.parties.edge.journal import RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
@@ -27,6 +25,7 @@ from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.reestimation import Reestimation
 from adaptsfl.deploy.parties.edge.roster import Roster
 from adaptsfl.deploy.parties.edge.sessions import Arrival, Member, Session, Shapes
+from adaptsfl.deploy.parties.edge.training import RoundTraining
 from adaptsfl.deploy.parties.fed.client import RetryingFedClient
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events
@@ -45,7 +44,7 @@ class Executor:
     Attributes:
         progress: the progress of the run.
         ledger: the ledger of the block under way; None between two blocks.
-        arrivals: activations that have arrived for the open round, by device and part.
+        training: trains rounds with the activations that have arrived.
     """
 
     def __init__(
@@ -62,13 +61,11 @@ class Executor:
         self.shapes: Shapes = accounts.shapes
         self.settings = settings
         self.computing = ComputingThread(edge_model)
+        self.training = RoundTraining(roster, self.computing)
         self.averaging = Averaging(roster, fed, accounts, self._own_layers, measure_divergence)
         self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.computing.run)
         self.progress = RunProgress()
         self.ledger: Ledger | None = None
-        self.arrivals: dict[int, dict[int, Arrival]] = {}
-        self._round: list[TrainedPart] = []  # parts of the open round that were trained
-        self._weights: dict[int, float] = {}  # of the devices with which the open round began
         self._for_estimation: dict[int, Tensor] = {}
         self._sessions: dict[int, Session] = {}
         self._numbers = count(1)
@@ -251,18 +248,14 @@ class Executor:
             block.placed_at = time.perf_counter()
             return given
 
-        self.arrivals.pop(action.device, None)
+        self.training.arrivals.pop(action.device, None)
         if action.cut < block.deepest:
             self._start(work())
         else:  # it has none above its cut
             self.handle(given)
 
     def _use_activations(self, action: do.UseActivations) -> None:
-        session = self._sessions[action.connection]
-        assert session.arrival is not None
-        arrival = session.arrival
-        self.arrivals.setdefault(action.device, {})[action.part] = arrival
-        self.computing.receive(action.device, arrival.activations, action.part, session.close)
+        self.training.use(action, self._sessions[action.connection])
 
     def _keep_for_estimation(self, action: do.KeepForEstimation) -> None:
         arrival = self._sessions[action.connection].arrival
@@ -301,58 +294,28 @@ class Executor:
 
     def _train_round(self, action: do.TrainRound) -> None:
         assert self.ledger is not None
-        arrivals = {device: self.arrivals[device][action.part] for device in action.devices}
-        if not action.part:  # who misses a later part is missing in the mean: the weights are those of the first
-            self._round, self._weights = [], dict(zip(action.devices, self.roster.shares(action.devices), strict=True))
-        self._start(self._trained(self.ledger, action, arrivals))
+        self._start(self._trained(self.ledger, action, self.training.arrived(action)))
 
     async def _trained(self, block: Ledger, action: do.TrainRound, arrivals: dict[int, Arrival]) -> events.Event | None:
-        """Train a part of a round, and keep its gradients to be sent."""
-        began, devices = time.perf_counter(), action.devices
-        weights = [self._weights[device] for device in devices]
-        labels = {device: arrivals[device].labels for device in devices}
+        """Train a part of a round; after the last one write down how long the round took."""
         try:
-            losses, gradients, compared_s = await self.computing.run(self._compute, block, action, labels, weights)
+            parts = await self.training.train(block, action, arrivals)
         except RejectedActivations as error:
-            for device in error.devices:
-                self.arrivals.pop(device, None)
             return events.RoundRejected(action.attempt, action.round, error.devices, action.part)
         if block.over:
             return None
-        for device, gradient in zip(devices, gradients, strict=True):
-            dtype = block.sending.dtype(action.round)
-            self.roster.by_number[device].keep(action.round, gradient, dtype, action.part)
-        took = time.perf_counter() - began
-        turn_s = ALL if action.everybody else took - compared_s
-        loss = float((losses * losses.new_tensor(weights)).sum()) / sum(weights)
-        self._round.append(TrainedPart(arrivals, began + took, turn_s, loss, compared_s))
+        trained = events.RoundTrained(action.attempt, action.round, action.part)
         if action.part + 1 < action.parts:
-            return events.RoundTrained(action.attempt, action.round, action.part)
-        self._end_round(block, action)
-        return None
-
-    def _compute(
-        self, block: Ledger, action: do.TrainRound, labels: dict[int, Tensor], weights: list[float]
-    ) -> tuple[Tensor, list[Tensor], float]:
-        """Train; in the round that is there for it, first compare types of numbers. In the computing thread."""
-        round_, devices, began = action.round, action.devices, time.perf_counter()
-        if block.compared and round_ == block.sending.exact_round:
-            block.wires = compared(self.edge_model, block.compared, round_, devices, labels, weights)
-        compared_s = time.perf_counter() - began if block.compared else 0.0
-        losses, gradients = self.edge_model.train(round_, devices, labels, weights, action.part, action.parts)
-        return losses, gradients, compared_s
-
-    def _end_round(self, block: Ledger, action: do.TrainRound) -> None:
-        """Let the protocol go on after the last part of a round; then write down how long the round took."""
-        parts, self._round, self.arrivals = self._round, [], {}
+            return trained
         self.progress.rounds = action.round
-        self.handle(events.RoundTrained(action.attempt, action.round, action.part))
+        self.handle(trained)
         phases, round_s = self.accounts.note_round(block, action.round, parts)
         self.roster.board.add_loss(action.round, block.losses[-1])
         self.roster.show_round(action.round, block.predicted, phases, round_s)
+        return None
 
     def _drop_round(self, _action: do.DropRound) -> None:
-        self.arrivals, self._round = {}, []
+        self.training.drop()
         self.computing.drop_round()
 
     def _estimate_moments(self, action: do.EstimateMoments) -> None:
@@ -400,7 +363,8 @@ class Executor:
     def _forget_block(self) -> None:
         if self.ledger is not None:
             self.ledger.over = True
-        self.ledger, self.arrivals, self._for_estimation, self.edge_model.start = None, {}, {}, None
+        self.training.drop()
+        self.ledger, self._for_estimation, self.edge_model.start = None, {}, None
 
     def _end_shutdown(self, _action: do.EndShutdown) -> None:
         self._ended()
