@@ -125,7 +125,7 @@ class Hostile:
     def header(self) -> wire.TensorHeader:
         pick = self.rng.choice
         shape = [pick(HUGE) for _ in range(pick((0, 1, 2, 4, 5, 2000)))]
-        return wire.TensorHeader(dtype=pick((*WORDS, "int64", "int8")), shape=shape, scale=pick(ABSURD[:4]))
+        return wire.TensorHeader(dtype=pick((*WORDS, "int64", "int8")), shape=shape)
 
     def activations(self) -> wire.FromDevice:
         pick = self.rng.choice

@@ -79,16 +79,18 @@ class Welcome(_message.Message):
     def __init__(self, number: _Optional[int] = ..., settings: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("samples", "forward_s", "backward_s", "rates")
+    __slots__ = ("samples", "forward_s", "backward_s", "rates", "fixed_s")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
     samples: int
     forward_s: _containers.RepeatedScalarFieldContainer[float]
     backward_s: _containers.RepeatedScalarFieldContainer[float]
     rates: Rates
-    def __init__(self, samples: _Optional[int] = ..., forward_s: _Optional[_Iterable[float]] = ..., backward_s: _Optional[_Iterable[float]] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ...) -> None: ...
+    fixed_s: float
+    def __init__(self, samples: _Optional[int] = ..., forward_s: _Optional[_Iterable[float]] = ..., backward_s: _Optional[_Iterable[float]] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., fixed_s: _Optional[float] = ...) -> None: ...
 
 class Rates(_message.Message):
     __slots__ = ("uplink", "downlink", "fed_uplink", "fed_downlink", "uplink_s", "downlink_s", "fed_uplink_s", "fed_downlink_s")

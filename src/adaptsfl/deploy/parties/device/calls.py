@@ -164,7 +164,7 @@ class EdgeStream:
                     task.exception()  # retrieved only because asyncio warns of errors that were never retrieved
 
 
-def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRates) -> wire.Ready:
+def ready_message(samples: int, times: LayerTimes, fixed_s: float, edge: LinkRates, fed: LinkRates) -> wire.Ready:
     """Return the message with a device's samples and measurements."""
     rates = wire.Rates(
         uplink=edge.uplink,
@@ -176,4 +176,6 @@ def ready_message(samples: int, times: LayerTimes, edge: LinkRates, fed: LinkRat
         fed_uplink_s=fed.uplink_s,
         fed_downlink_s=fed.downlink_s,
     )
-    return wire.Ready(samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates)
+    return wire.Ready(
+        samples=samples, forward_s=times.forward_s, backward_s=times.backward_s, rates=rates, fixed_s=fixed_s
+    )

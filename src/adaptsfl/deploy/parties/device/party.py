@@ -27,6 +27,7 @@ from adaptsfl.deploy.parties.device.evaluation import DeviceEvaluation
 from adaptsfl.deploy.parties.device.held import Held
 from adaptsfl.deploy.parties.device.rounds import Rounds, gradient_bytes
 from adaptsfl.deploy.parties.fed.client import FedClient
+from adaptsfl.deploy.parties.passes import time_passes
 from adaptsfl.deploy.parties.probe import LinkRates, measure_link
 from adaptsfl.deploy.security.identity import Credentials, Party, open_channel
 from adaptsfl.deploy.sending import Sending
@@ -37,7 +38,7 @@ from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, Train
 from adaptsfl.models import SplitModel
 from adaptsfl.training.reference import DeviceSide
 from adaptsfl.training.statistics import Moments, Norm, recorded, running_buffers
-from adaptsfl.training.timing import LayerTimes, time_layers
+from adaptsfl.training.timing import LayerTimes
 
 LONGEST_WAIT_S, WAIT_GROWTH = 15.0, 1.5  # between two attempts to connect
 # Errors that a retry would not change.
@@ -209,17 +210,17 @@ class DeviceParty:
         if not welcome.number < terms.devices:
             raise BadMessage(f"the edge server calls this device number {welcome.number} of {terms.devices}")
         self.floor = max(self.floor, terms.floor)
-        times = await asyncio.to_thread(self._build, terms, welcome.number)
+        times, fixed_s = await asyncio.to_thread(self._build, terms, welcome.number)
         rates = {
             name: await measure_link(calls) if self.probe_links else LinkRates(0.0, 0.0)
             for name, calls in links.items()
         }
-        self._ready = ready_message(self.data.samples, times, rates["edge"], rates["fed"])
+        self._ready = ready_message(self.data.samples, times, fixed_s, rates["edge"], rates["fed"])
         self._rounds = Rounds(self.data, terms.optimizer, self._packed)
         self.terms, self._settings = terms, welcome.settings
         self.say(f"ready: {self.data.samples} samples, model of {self.model.layers} layers")
 
-    def _build(self, terms: Terms, number: int) -> LayerTimes:
+    def _build(self, terms: Terms, number: int) -> tuple[LayerTimes, float]:
         self.model: SplitModel
         self.model, example = terms.model()
         self.template = Template(self.model, terms.optimizer)
@@ -228,7 +229,7 @@ class DeviceParty:
         if inputs.shape[1:] != example.shape[1:]:
             problem = f"has samples of shape {tuple(inputs.shape[1:])}, the model takes {tuple(example.shape[1:])}"
             raise InvalidInput("data", problem, "Give data that fit the model")
-        return time_layers(self.model, inputs[:1], terms.batch_size)
+        return time_passes(self.model, inputs[:1], terms.batch_size)
 
     async def _begin(self, plan: wire.Plan, stream: EdgeStream, fed: Calls) -> None:
         """Follow a plan: fetch the layers, unless this device already holds them, and train the next round."""

@@ -27,10 +27,11 @@ from adaptsfl.deploy.parties.edge.executor import Executor
 from adaptsfl.deploy.parties.edge.journal import Journal, RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.model import EdgeModel
-from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet, passes
 from adaptsfl.deploy.parties.edge.roster import Roster
 from adaptsfl.deploy.parties.edge.sessions import WHOLE, Shapes
 from adaptsfl.deploy.parties.fed.client import OTHER_FOLDERS, RetryingFedClient
+from adaptsfl.deploy.parties.passes import time_passes
 from adaptsfl.deploy.parties.probe import measure_link
 from adaptsfl.deploy.protocol import EdgeProtocol
 from adaptsfl.deploy.protocol.events import BlockOpened, RunOver
@@ -40,7 +41,6 @@ from adaptsfl.deploy.service import Calls, NotNow
 from adaptsfl.deploy.status.board import Board, Status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput, TrainingDiverged
-from adaptsfl.fleet import AffineTime
 from adaptsfl.latency import FED_SERVER
 from adaptsfl.loading import costs_of
 from adaptsfl.runs.backend import Order, Scene, Trained
@@ -49,7 +49,6 @@ from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.recipe import about_run, check_run, norm_remark, reestimates
 from adaptsfl.runs.record import Block
 from adaptsfl.training.batchnorm import mixes_samples
-from adaptsfl.training.timing import time_layers
 
 SHUTDOWN_S = 30.0  # for devices that are disconnected when the run ends to reconnect and be informed
 LAST_ATTEMPTS = 3  # to re-estimate the final model's statistics, while servers are restarted or devices fail
@@ -392,7 +391,8 @@ class Conductor:
         terms, recipe = self.terms, self.recipe
         nominal = costs_of(self.model, example, recipe.model, terms.batch_size, recipe.training.optimizer)
         measured = MeasuredFleet(nominal, terms.names, terms.batch_size, terms.optimizer)
-        times = time_layers(self.model, example, terms.batch_size)
+        times, fixed_s = time_passes(self.model, example, terms.batch_size)
+        passes_s = sum(times.forward_s) + sum(times.backward_s)
         flops = terms.batch_size * nominal.forward_flops[-1] / max(1e-9, sum(times.forward_s))
-        measured.server["flops"] = AffineTime(flops)
+        measured.server["flops"] = passes(flops, passes_s, fixed_s)
         return measured

@@ -30,6 +30,17 @@ BESIDE, CHANGED = {"fed_uplink_bps": "uplink_bps", "fed_downlink_bps": "downlink
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
 
 
+def passes(flops: float, passes_s: float, fixed_s: float) -> AffineTime:
+    """Return a first guess of how long passes take, of which one through all layers took `passes_s`.
+
+    Args:
+        flops: the speed if no seconds were fixed.
+        fixed_s: how many of `passes_s` do not depend on the number of samples; at most half of them is believed.
+    """
+    fixed_s = min(fixed_s, passes_s / 2) if fixed_s > 0 else 0.0
+    return AffineTime(min(flops * passes_s / (passes_s - fixed_s), FASTEST_EVER), fixed_s)
+
+
 class MeasuredFleet:
     """The rates of all devices and servers, and the fixed seconds of every pass and transfer.
 
@@ -62,7 +73,8 @@ class MeasuredFleet:
         self._shares[number] = forward / forward.sum(), backward / forward.sum()
         self.__dict__.pop("costs", None)
         flops = self.batch_size * self.nominal.forward_flops[-1] / forward.sum()
-        known = self.devices.setdefault(number, {"flops": AffineTime(min(float(flops), FASTEST_EVER))})
+        passes_s, flops = float(forward.sum() + backward.sum()), min(float(flops), FASTEST_EVER)
+        known = self.devices.setdefault(number, {"flops": passes(flops, passes_s, message.fixed_s)})
         one_way_s = {name: getattr(message.rates, fixed_name) for name, fixed_name in LINKS.items()}
         one_way_s = {name: seconds if 0 <= seconds <= LONGEST_S else 0.0 for name, seconds in one_way_s.items()}
         fixed_s = dict(one_way_s)
