@@ -52,6 +52,7 @@ from adaptsfl.training.batchnorm import mixes_samples
 
 SHUTDOWN_S = 30.0  # for devices that are disconnected when the run ends to reconnect and be informed
 LAST_ATTEMPTS = 3  # to re-estimate the final model's statistics, while servers are restarted or devices fail
+MESSAGES_S = 1e-3  # the first guess of what activations and gradients of one device cost the edge server, of any size
 PREPARING_S = 90.0  # more for devices that are connected, but read no messages while they measure their links
 
 
@@ -394,5 +395,5 @@ class Conductor:
         times, fixed_s = time_passes(self.model, example, terms.batch_size)
         passes_s = sum(times.forward_s) + sum(times.backward_s)
         flops = terms.batch_size * nominal.forward_flops[-1] / max(1e-9, sum(times.forward_s))
-        measured.server["flops"] = passes(flops, passes_s, fixed_s)
+        measured.server["flops"] = passes(flops, passes_s, fixed_s, beside_s=MESSAGES_S * terms.devices)
         return measured

@@ -30,15 +30,16 @@ BESIDE, CHANGED = {"fed_uplink_bps": "uplink_bps", "fed_downlink_bps": "downlink
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
 
 
-def passes(flops: float, passes_s: float, fixed_s: float) -> AffineTime:
+def passes(flops: float, passes_s: float, fixed_s: float, beside_s: float = 0.0) -> AffineTime:
     """Return a first guess of how long passes take, of which one through all layers took `passes_s`.
 
     Args:
         flops: the speed if no seconds were fixed.
         fixed_s: how many of `passes_s` do not depend on the number of samples; at most half of them is believed.
+        beside_s: further fixed seconds, which are not in `passes_s`.
     """
     fixed_s = min(fixed_s, passes_s / 2) if fixed_s > 0 else 0.0
-    return AffineTime(min(flops * passes_s / (passes_s - fixed_s), FASTEST_EVER), fixed_s)
+    return AffineTime(min(flops * passes_s / (passes_s - fixed_s), FASTEST_EVER), fixed_s + beside_s)
 
 
 class MeasuredFleet:
