@@ -214,19 +214,24 @@ def test_many_plans_at_once_equal_one_at_a_time():
     np.testing.assert_array_equal(problem.round_s(every) + problem.aggregation_s(every), one_by_one)
 
 
-def simulated_round_s(forward, upload, download, backward, turn_s, parts):
-    """Run k parts through every device's processor and links and the server, each of which takes one part at a time."""
+def simulated_round_s(forward, upload, download, backward, turn_s, parts, sending=None):
+    """Run k parts through every device's processor and links and the server, each of which takes one part at a time.
+
+    Args:
+        sending: how long an upload and a download occupy each link; if they take longer, the rest is latency.
+    """
+    up, down = sending or (upload, download)
     devices = range(len(forward))
     processor = [parts * forward[i] for i in devices]  # free again after all forward passes
     uplink, downlink = [0.0 for _ in devices], [0.0 for _ in devices]
     server = 0.0
     for part in range(1, parts + 1):
         for i in devices:
-            uplink[i] = max(uplink[i], part * forward[i]) + upload[i]
-        server = max(server, *uplink) + turn_s
+            uplink[i] = max(uplink[i], part * forward[i]) + up[i]
+        server = max(server, *(uplink[i] + upload[i] - up[i] for i in devices)) + turn_s
         for i in devices:
-            downlink[i] = max(downlink[i], server) + download[i]
-            processor[i] = max(processor[i], downlink[i]) + backward[i]
+            downlink[i] = max(downlink[i], server) + down[i]
+            processor[i] = max(processor[i], downlink[i] + download[i] - down[i]) + backward[i]
     return max(processor)
 
 
@@ -246,7 +251,9 @@ def test_a_round_in_parts_takes_as_long_as_its_simulation(problem, data):
         latency.gradient_download_s(*moment),
         latency.client_backward_s(*moment),
     )
-    simulated = simulated_round_s(*(phase.tolist() for phase in phases), float(latency.server_turn_s(*moment)), parts)
+    sending = [latency.activation_sending_s(*moment).tolist(), latency.gradient_sending_s(*moment).tolist()]
+    turn_s = float(latency.server_turn_s(*moment))
+    simulated = simulated_round_s(*(phase.tolist() for phase in phases), turn_s, parts, sending)
     predicted = float(latency.round_s(problem.costs, problem.fleet, cuts, parts * part, parts))
     assert predicted == pytest.approx(simulated, rel=1e-12)
 

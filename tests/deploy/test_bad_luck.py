@@ -69,8 +69,8 @@ def times(factor: float) -> type[DeviceParty]:
     """A kind of device whose activations are so many times what they should be."""
 
     class Spoiling(DeviceParty):
-        def _packed(self, activations: torch.Tensor, labels: torch.Tensor) -> tuple[wire.Activations, list[memoryview]]:
-            return super()._packed(activations * factor, labels)
+        def _packed(self, activations: torch.Tensor, *rest: Any) -> tuple[wire.Activations, list[memoryview]]:
+            return super()._packed(activations * factor, *rest)
 
     return Spoiling
 
@@ -108,7 +108,7 @@ def test_activations_that_swell_batch_norm_cost_their_device_only(tmp_path: Path
             bad = here.conductor.protocol.devices[2]
 
             def bad_one_has_sent() -> bool:
-                return 2 in here.conductor.executor.arrivals
+                return 2 in here.conductor.executor.training.arrivals
 
             async def for_the_bad_one(_round: int) -> None:
                 await here.until(lambda: bad.quarantined or bad_one_has_sent())
@@ -248,8 +248,8 @@ def test_test_samples_that_come_to_no_numbers_on_most_devices_end_the_run_and_th
             self.testing = True
             await super()._test(*arguments)
 
-        def _packed(self, activations: torch.Tensor, labels: torch.Tensor) -> tuple[wire.Activations, list[memoryview]]:
-            return super()._packed(activations * (NAN if self.testing else 1.0), labels)
+        def _packed(self, activations: torch.Tensor, *rest: Any) -> tuple[wire.Activations, list[memoryview]]:
+            return super()._packed(activations * (NAN if self.testing else 1.0), *rest)
 
     async def scenario() -> None:
         async with deployed(tmp_path, None, THREE, SHORT, recipe=planned(1222)) as here:
@@ -398,9 +398,9 @@ def test_waiting_for_a_device_that_left_is_not_the_servers_time(tmp_path: Path) 
             accounts, stalled, rounds = here.conductor.accounts, asyncio.Event(), {}
             note_round = accounts.note_round
 
-            def noted(block: Any, number: int, arrivals: Any, loss: float, answered: float, turn_s: float) -> Any:
-                phases, round_s = note_round(block, number, arrivals, loss, answered, turn_s)
-                rounds[number] = tuple(sorted(arrivals)), answered, phases["a3"]
+            def noted(block: Any, number: int, parts: Any) -> Any:
+                phases, round_s = note_round(block, number, parts)
+                rounds[number] = tuple(sorted(parts[0].arrivals)), parts[0].answered, phases["a3"]
                 return phases, round_s
 
             async def stall(round_: int) -> None:
@@ -411,7 +411,7 @@ def test_waiting_for_a_device_that_left_is_not_the_servers_time(tmp_path: Path) 
             accounts.note_round = noted  # type: ignore[method-assign]
             *others, leaving = started(here, DeviceParty, DeviceParty, before_sending(stall))
             await here.until(stalled.is_set)
-            await here.until(lambda: len(here.conductor.executor.arrivals) == 2)
+            await here.until(lambda: len(here.conductor.executor.training.arrivals) == 2)
             left = time.perf_counter()
             leaving.cancel()
             await here.until(lambda: 2 in rounds)

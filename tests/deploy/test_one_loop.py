@@ -330,6 +330,45 @@ def test_a_rule_that_averages_some_layers_seldom_is_refused_before_anything_is_t
     played(scenario())
 
 
+BATCH_NORM = 'model.options={ width = 0.25, norm = "batch" }'
+SENT = 'run.options={{"deploy.scripted_policy:Scripted"={{plans=[222],sent=[{sent}]}}}}'
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((SENT.format(sent=30),), "micro_batches: is 3, which does not divide the batch size 8"),
+        ((SENT.format(sent=40), BATCH_NORM), "decision.micro_batches: is 4, but batch-norm would normalise every part"),
+    ],
+    ids=["not equal", "batch-norm"],
+)
+def test_parts_that_cannot_be_trained_are_refused_before_anything_is(
+    changes: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, TWO, *changes) as here:
+            running = devices(here)
+            with pytest.raises(InvalidInput, match=message):
+                await here.run
+            assert here.conductor.progress.rounds == 0
+            for device in running:
+                device.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    played(scenario())
+
+
+@pytest.mark.parametrize(("changes", "expected"), [((), "auto"), ((BATCH_NORM,), 1)])
+def test_parts_are_chosen_unless_batch_norm_would_see_them(
+    changes: tuple[str, ...], expected: object, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, TWO, 'planner.micro_batches="auto"', *changes) as here:
+            assert here.conductor.backend.limits.micro_batches == expected
+
+    played(scenario())
+
+
 # --- restarts ---
 
 

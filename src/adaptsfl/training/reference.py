@@ -145,6 +145,10 @@ class ServerSide:
         # 16: the non-common layers of a device follow its own gradient
         for k in present:
             update(self.non_common[k], iter(self._sums[k]), self.settings.rate(round_, common=False))
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop activations and gradients of a round: it is over, or begins again."""
         self._arrived.clear()
         self._sums.clear()
 
