@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptsfl.planner.bound import cut_times
+from adaptsfl.planner.bound import cut_times, least_server_flops
+from adaptsfl.planner.choices import Choice
 from adaptsfl.planner.exact import Incumbent, _Search
 from adaptsfl.planner.grid import Box, Grid, _summable, deepest_cuts, fitting
+from adaptsfl.planner.interval import Rules
 from adaptsfl.planner.terms import Terms
 from problems import measured_like, server_bound, whole_if_tiny
 
@@ -48,7 +50,7 @@ def test_no_plan_is_faster_than_the_bound_of_its_cell(form, parts, seed):
     cuts = cuts[cuts.max(axis=1) == 4]
     maxima = cut_times(problem, Terms(parts))[:, cuts - 1, np.arange(4)].max(axis=2)  # (terms, plans)
     ends = maxima[:, rng.integers(0, len(cuts), 3)]
-    search = _Search(problem, Terms(parts), Incumbent())
+    search = _Search(Choice(problem, Terms(parts)), Incumbent(), Rules(problem), least_server_flops(problem))
     settled = search.settle(Box(4, ends.min(axis=1), ends.max(axis=1), np.arange(4)), search.times)
     if settled is None or not settled[0].active.size:
         return

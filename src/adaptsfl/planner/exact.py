@@ -21,19 +21,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
-from adaptsfl.planner.bound import (
-    best_uniform,
-    bounds_by_deepest,
-    cut_times,
-    least_server_flops,
-    least_terms,
-    least_terms_of,
-    slowest_devices,
-)
+from adaptsfl.planner.bound import best_uniform, bounds_by_deepest, cut_times, least_terms
+from adaptsfl.planner.choices import Choice, Floor, best_with, every_choice, worthwhile
 from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting
-from adaptsfl.planner.interval import IntervalRule, interval_rule
+from adaptsfl.planner.interval import IntervalRule, Rules
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
-from adaptsfl.planner.terms import Terms
 
 TOLERANCE = 1e-11  # a box that could save less than this share of the best time is closed
 SHAVED_FROM = 200_000  # number of times in a box above which `shave` costs less than the grids it saves
@@ -76,6 +68,12 @@ class Incumbent:
         """The search looks only for plans that are faster than this."""
         return self.time_s * (1 - TOLERANCE)
 
+    def keep(self, time_s: float, interval: int, cuts: IntArray, choice: Choice) -> None:
+        """Keep a plan if it is the best so far; `time_s` includes the factor of the type of numbers."""
+        if time_s < self.time_s or not self.cuts.size:
+            self.time_s, self.interval, self.cuts = time_s, interval, cuts
+            self.micro_batches, self.wire_dtype = choice.micro_batches, choice.wire_dtype
+
 
 def run_all(problem: PlanProblem, best: Incumbent, deadline: float) -> tuple[float, int]:
     """Search for every k and type of numbers; return the smallest bound of the open boxes, and the boxes bounded.
@@ -83,92 +81,68 @@ def run_all(problem: PlanProblem, best: Incumbent, deadline: float) -> tuple[flo
     The searches whose bounds are the lowest come first. A plan that is the best so far is tried with every other k and
     type too, so that most searches end at their bounds.
     """
-    choices = [(problem.sent_as(wire), Terms(k)) for wire in problem.wire_dtypes for k in problem.micro_batches]
-    if len(choices) == 1:
-        search = _Search(*choices[0], best)
-        return search.run(deadline), search.nodes
-    bounds = _choice_bounds(problem, choices)
-    order = sorted(range(len(choices)), key=lambda index: bounds[index])
-    open_bound_s, nodes, tried_s = np.inf, 0, np.inf
-    for index in order:
-        if bounds[index] >= best.goal_s and best.cuts.size:
+    every, rules = every_choice(problem), Rules(problem)
+    choices, floor = worthwhile(problem, every), Floor(problem, rules)
+    bounds = [floor.bounds_s(choice) for choice in choices]
+    open_bound_s, nodes = np.inf, 0
+    for index in sorted(range(len(choices)), key=lambda index: float(bounds[index].min())):
+        choice, least_s = choices[index], float(bounds[index].min())
+        if not best.cuts.size:
+            start = best_uniform(choice.problem, choice.micro_batches)
+            best.keep(start.time_s * choice.factor, start.interval, start.cuts, choice)
+            _try(best, choices, rules)
+        if least_s >= best.goal_s:
             break
-        if time.perf_counter() > deadline and nodes:
-            return min(open_bound_s, bounds[index]), nodes
-        search = _Search(*choices[index], best)
-        if best.time_s < tried_s:
-            tried_s = _try_choices(choices, best)
+        if nodes and time.perf_counter() > deadline:
+            open_bound_s = min(open_bound_s, least_s)
+            break
+        before_s, search = best.time_s, _Search(choice, best, rules, floor.flops, bounds[index])
         open_bound_s = min(open_bound_s, search.run(deadline))
         nodes += search.nodes
-        if best.time_s < tried_s:
-            tried_s = _try_choices(choices, best)
+        if best.time_s < before_s:
+            _try(best, choices, rules)
+    _try(best, every, rules)
     return open_bound_s, nodes
 
 
-def _choice_bounds(problem: PlanProblem, choices: Sequence[tuple[PlanProblem, Terms]]) -> list[float]:
-    """Return a time for each choice that none of its plans beats."""
-    some, flops = slowest_devices(problem), least_server_flops(problem)
-    bounds = []
-    for sent, terms in choices:
-        least = least_terms_of(sent, terms, some)
-        bounds.append(sent.rounds_factor * float(bounds_by_deepest(sent, least, terms, flops).min()))
-    return bounds
-
-
-def _try_choices(choices: Sequence[tuple[PlanProblem, Terms]], best: Incumbent) -> float:
-    """Try the cuts of the best plan with every k and type of numbers; return the best time."""
-    cuts = best.cuts
-    rule, aggregation_s = interval_rule(choices[0][0], int(cuts.max())), choices[0][0].aggregation_s(cuts)
-    for sent, terms in choices:
-        interval, time_s = rule.choose(sent.round_s(cuts, terms.micro_batches), aggregation_s)
-        if time_s * sent.rounds_factor < best.time_s:
-            best.time_s, best.interval = float(time_s * sent.rounds_factor), int(interval)
-            best.micro_batches, best.wire_dtype = terms.micro_batches, sent.costs.wire_dtype
-    return best.time_s
+def _try(best: Incumbent, choices: Sequence[Choice], rules: Rules) -> None:
+    """Try the cuts of the best plan with every k and type of numbers; of those that tie, keep the first."""
+    if len(choices) > 1:
+        best.time_s, best.interval, choice = best_with(best.cuts, choices, rules)
+        best.micro_batches, best.wire_dtype = choice.micro_batches, choice.wire_dtype
 
 
 class _Search:
     """The search for one k and one type of numbers: the best plan so far, and the data to look for a better one."""
 
-    def __init__(self, problem: PlanProblem, terms: Terms, best: Incumbent) -> None:
-        self.problem, self.terms, self.best = problem, terms, best
-        self.server = ServerLoad(problem, terms.micro_batches)
-        self.times = cut_times(problem, terms)  # (terms, L, N)
-        self.least = least_terms(problem, self.times)
-        self.times[0][~problem.allowed] = np.inf
-        self.rules: dict[int, IntervalRule] = {}
+    def __init__(
+        self, choice: Choice, best: Incumbent, rule: Rules, least_flops: FloatArray, bounds_s: FloatArray | None = None
+    ) -> None:
+        self.choice, self.problem, self.terms = choice, choice.problem, choice.terms
+        self.best, self.rule = best, rule
+        self.server = ServerLoad(self.problem, self.terms.micro_batches)
+        # Deeper cuts than those with an open bound are in no plan that would be looked for.
+        most = self.problem.layers if bounds_s is None else int(np.flatnonzero(bounds_s < best.goal_s)[-1]) + 1
+        self.times = cut_times(self.problem, self.terms, most)  # (terms, L, N)
+        self.least = least_terms(self.problem, self.times)
+        self.bounds_s = bounds_by_deepest(self.problem, self.least, least_flops, rule, self.terms)
+        self.times[0][~self.problem.allowed[:most]] = np.inf
         self.nodes = 0
-        start = best_uniform(problem, terms.micro_batches)
-        self.keep(start.time_s, start.interval, start.cuts)
 
     @property
     def goal_s(self) -> float:
         """The search looks only for plans that are faster than this, before the factor of the type of numbers."""
-        return self.best.goal_s / self.problem.rounds_factor
-
-    def keep(self, time_s: float, interval: int, cuts: IntArray) -> None:
-        """Keep a plan if it is the best so far; `time_s` is before the factor of the type of numbers."""
-        time_s *= self.problem.rounds_factor
-        if time_s < self.best.time_s or not self.best.cuts.size:
-            self.best.time_s, self.best.interval, self.best.cuts = time_s, interval, cuts
-            self.best.micro_batches, self.best.wire_dtype = self.terms.micro_batches, self.problem.costs.wire_dtype
-
-    def rule(self, deepest: int) -> IntervalRule:
-        """Return the rule for this L_c, created on first use."""
-        if deepest not in self.rules:
-            self.rules[deepest] = interval_rule(self.problem, deepest)
-        return self.rules[deepest]
+        return self.best.goal_s / self.choice.factor
 
     def run(self, deadline: float) -> float:
         """Search until done or until `deadline`; return the smallest bound of the open boxes, infinite if none."""
         order = itertools.count()  # among equal bounds, the oldest box comes first
-        bounds = bounds_by_deepest(self.problem, self.least, self.terms)
-        deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(bounds)))
-        boxes = [(bounds[m - 1], next(order), self.root(m)) for m in deepest]
+        deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(self.bounds_s)))
+        boxes = [(self.bounds_s[m - 1], next(order), self.root(m)) for m in deepest]
         heapq.heapify(boxes)
         while boxes and boxes[0][0] < self.goal_s:
             if time.perf_counter() > deadline:
-                return float(boxes[0][0]) * self.problem.rounds_factor
+                return float(boxes[0][0]) * self.choice.factor
             for bound_s, child in self.expand(heapq.heappop(boxes)[-1]):
                 heapq.heappush(boxes, (bound_s, next(order), child))
         return np.inf
@@ -184,7 +158,7 @@ class _Search:
         rule = self.rule(int(cuts.max()))
         round_s = self.problem.round_s(cuts, self.terms.micro_batches)
         interval, time_s = rule.choose(round_s, self.problem.aggregation_s(cuts))
-        self.keep(float(time_s), int(interval), cuts)
+        self.best.keep(float(time_s) * self.choice.factor, int(interval), cuts, self.choice)
 
     def expand(self, box: Box) -> list[tuple[float, Box]]:
         """Shrink the box, bound a grid of cells inside it, and return the boxes that remain to be searched."""

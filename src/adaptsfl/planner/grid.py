@@ -105,6 +105,9 @@ class Grid:
         self.useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are no device's deepest in this box
         self.values = [_candidates(low, term[self.useful]) for low, term in zip(box.low, corners.times, strict=True)]
         self.high = np.array([values[-1] for values in self.values])
+        self.least_turn_s = float(
+            server.turn_s(box.settled_flops + float(server.flops[deepest_cuts(corners.fits)].sum()))
+        )
         self.axes = tuple(int(term) for term in np.argsort(-self._effects(box.low, self.high))[:2])
         self.bands = [_Bands(self.values[term]) for term in self.axes]
         self.shape = (self.bands[0].size, self.bands[1].size)
@@ -206,7 +209,7 @@ class Grid:
 
     def _effects(self, low: FloatArray, high: FloatArray) -> FloatArray:
         """Return by how much a round takes longer if one maximum rises from `low` to `high`, at the best interval."""
-        turn_s = 0.0 if self.maxima.micro_batches == 1 else float(self.server.turn_s(self.box.settled_flops))
+        turn_s = self.least_turn_s
         round_s = self.maxima.round_s(low[:-2], turn_s)
         interval = float(self.rule.best(round_s, low[-2] + self.averaging_s + low[-1]))
         return np.append(self.maxima.effects_s(low[:-2], high[:-2], turn_s), (high[-2:] - low[-2:]) * (1 / interval))
