@@ -59,8 +59,9 @@ def some_least_terms(problem: PlanProblem, terms: Terms, some: IntArray, best_de
 
 def ideal_device(fleet: Fleet) -> Fleet:
     """Return one device, with the best that any device of the fleet has of each resource."""
-    rates = {name: [float(getattr(fleet, name).max())] for name in RATES}
-    return Fleet(**rates, server=fleet.server, **{name: [float(getattr(fleet, name).min())] for name in FIXED})
+    best = {name: getattr(fleet, name).max(keepdims=True) for name in RATES}
+    best |= {name: getattr(fleet, name).min(keepdims=True) for name in FIXED}
+    return replace(fleet, **best, memory_bytes=None, names=())
 
 
 def slowest_devices(problem: PlanProblem, most: int = 8) -> IntArray:
