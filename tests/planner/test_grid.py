@@ -13,7 +13,7 @@ from adaptsfl.planner.choices import Choice
 from adaptsfl.planner.exact import Incumbent, _Search
 from adaptsfl.planner.grid import Box, Grid, _summable, deepest_cuts, fitting
 from adaptsfl.planner.interval import Rules
-from adaptsfl.planner.terms import Terms
+from adaptsfl.planner.terms import ROUND, Terms
 from problems import measured_like, server_bound, whole_if_tiny
 
 
@@ -64,8 +64,11 @@ def test_no_plan_is_faster_than_the_bound_of_its_cell(form, parts, seed):
     for plan in np.flatnonzero(inside):
         if not np.array_equal(deepest_cuts(fitting(search.times, maxima[:, plan])), cuts[plan]):
             continue
+        round_s = float(problem.round_s(cuts[plan], parts))
         row, column = (
-            int(np.searchsorted(bands.high, maxima[term, plan]))
+            int(np.searchsorted(bands.low, round_s, side="right")) - 1
+            if term == ROUND
+            else int(np.searchsorted(bands.high, maxima[term, plan]))
             for term, bands in zip(plain.axes, plain.bands, strict=True)
         )
         assert charged.bound_s[row, column] <= times[plan] * (1 + 1e-12)

@@ -219,10 +219,10 @@ class _Search:
             return None
         turn_s = self.server.turn_s(box.settled_flops + float(self.server.flops[cuts].sum()))
         exchanged_s = self.server.exchanged_s(box.settled_bits + float(self.server.bits[cuts].sum()), box.deepest)
-        round_s = float(self.terms.round_s(low[:-2], turn_s))
+        round_s = max(box.round_s[0], float(self.terms.round_s(low[:-2], turn_s)))
         exchange_s = np.maximum(low[-2:], exchanged_s)
         aggregation_s = float(exchange_s.sum()) + self.server.averaging_s(box.deepest)
-        cap_s = rule.round_cap_s(self.goal_s, aggregation_s)
+        cap_s = min(rule.round_cap_s(self.goal_s, aggregation_s), box.round_s[1])
         if cap_s <= round_s:
             return None
         spare_s = rule.aggregation_cap_s(self.goal_s, round_s) - aggregation_s
