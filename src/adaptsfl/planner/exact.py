@@ -14,6 +14,7 @@ that need them, which raises these bounds (charges.py).
 
 import heapq
 import itertools
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from adaptsfl.planner.problem import Plan, PlanProblem, explained
 TOLERANCE = 1e-11  # a box that could save less than this share of the best time is closed
 SHAVED_FROM = 200_000  # number of times in a box above which `shave` costs less than the grids it saves
 CHARGED_AFTER = 24  # boxes after which charges cost less than the boxes they save; easy problems need fewer
+FIRST_TURN = 8  # boxes of a search before the searches for other k and types of numbers have their turn
+KEPT = 10_000_000  # size of a search's table above which it is computed anew in every turn, to save memory
 WORTHWHILE = 0.9  # shrink again only while some range falls below this share of its size
 
 
@@ -78,31 +81,27 @@ class Incumbent:
 def run_all(problem: PlanProblem, best: Incumbent, deadline: float) -> tuple[float, int]:
     """Search for every k and type of numbers; return the smallest bound of the open boxes, and the boxes bounded.
 
-    The searches whose bounds are the lowest come first. A plan that is the best so far is tried with every other k and
-    type too, so that most searches end at their bounds.
+    The searches take turns, those with the lowest bounds first, and each turn is twice as long as the one before: the
+    lowest bound says little about where the best plan is. A plan that is the best so far is tried with every other k
+    and type too, so that most searches end at their bounds.
     """
     every, rules = every_choice(problem), Rules(problem)
     choices, floor = worthwhile(problem, every), Floor(problem, rules)
-    bounds = [floor.bounds_s(choice) for choice in choices]
-    open_bound_s, nodes = np.inf, 0
-    for index in sorted(range(len(choices)), key=lambda index: float(bounds[index].min())):
-        choice, least_s = choices[index], float(bounds[index].min())
-        if not best.cuts.size:
-            start = best_uniform(choice.problem, choice.micro_batches)
-            best.keep(start.time_s * choice.factor, start.interval, start.cuts, choice)
-            _try(best, choices, rules)
-        if least_s >= best.goal_s:
-            break
-        if nodes and time.perf_counter() > deadline:
-            open_bound_s = min(open_bound_s, least_s)
-            break
-        before_s, search = best.time_s, _Search(choice, best, rules, floor.flops, bounds[index])
-        open_bound_s = min(open_bound_s, search.run(deadline))
-        nodes += search.nodes
-        if best.time_s < before_s:
-            _try(best, choices, rules)
+    searches = [_Search(choice, best, rules, floor) for choice in choices]
+    first = min(searches, key=lambda search: search.bound_s).choice
+    start = best_uniform(first.problem, first.micro_batches)
+    best.keep(start.time_s * first.factor, start.interval, start.cuts, first)
+    _try(best, choices, rules)
+    boxes = FIRST_TURN if len(choices) > 1 else sys.maxsize
+    while any(search.is_open for search in searches) and (boxes == FIRST_TURN or time.perf_counter() <= deadline):
+        for search in sorted(searches, key=lambda search: search.bound_s):
+            before_s = best.time_s
+            search.advance(boxes, deadline)
+            if best.time_s < before_s:
+                _try(best, choices, rules)
+        boxes *= 2
     _try(best, every, rules)
-    return open_bound_s, nodes
+    return min(search.bound_s for search in searches), sum(search.nodes for search in searches)
 
 
 def _try(best: Incumbent, choices: Sequence[Choice], rules: Rules) -> None:
@@ -115,37 +114,65 @@ def _try(best: Incumbent, choices: Sequence[Choice], rules: Rules) -> None:
 class _Search:
     """The search for one k and one type of numbers: the best plan so far, and the data to look for a better one."""
 
-    def __init__(
-        self, choice: Choice, best: Incumbent, rule: Rules, least_flops: FloatArray, bounds_s: FloatArray | None = None
-    ) -> None:
+    def __init__(self, choice: Choice, best: Incumbent, rule: Rules, floor: Floor) -> None:
         self.choice, self.problem, self.terms = choice, choice.problem, choice.terms
-        self.best, self.rule = best, rule
+        self.best, self.rule, self.floor = best, rule, floor
+        self.floor_s = floor.bounds_s(choice)
         self.server = ServerLoad(self.problem, self.terms.micro_batches)
-        # Deeper cuts than those with an open bound are in no plan that would be looked for.
-        most = self.problem.layers if bounds_s is None else int(np.flatnonzero(bounds_s < best.goal_s)[-1]) + 1
-        self.times = cut_times(self.problem, self.terms, most)  # (terms, L, N)
-        self.least = least_terms(self.problem, self.times)
-        self.bounds_s = bounds_by_deepest(self.problem, self.least, least_flops, rule, self.terms)
-        self.times[0][~self.problem.allowed[:most]] = np.inf
-        self.nodes = 0
+        self.nodes, self.most = 0, 0
+        self.times: FloatArray | None = None
+        self.boxes: list[tuple[float, int, Box]] | None = None  # a heap; None before the first turn
+        self._order = itertools.count()  # among equal bounds, the oldest box comes first
+
+    @property
+    def bound_s(self) -> float:
+        """No plan that is left to search is faster, with the factor of the type; infinite if none is left."""
+        if self.boxes is None:
+            return float(self.floor_s.min())
+        return self.boxes[0][0] * self.choice.factor if self.boxes else np.inf
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there can be a plan that is better than the best so far."""
+        return self.bound_s < self.best.goal_s
 
     @property
     def goal_s(self) -> float:
         """The search looks only for plans that are faster than this, before the factor of the type of numbers."""
         return self.best.goal_s / self.choice.factor
 
-    def run(self, deadline: float) -> float:
-        """Search until done or until `deadline`; return the smallest bound of the open boxes, infinite if none."""
-        order = itertools.count()  # among equal bounds, the oldest box comes first
-        deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(self.bounds_s)))
-        boxes = [(self.bounds_s[m - 1], next(order), self.root(m)) for m in deepest]
-        heapq.heapify(boxes)
-        while boxes and boxes[0][0] < self.goal_s:
-            if time.perf_counter() > deadline:
-                return float(boxes[0][0]) * self.choice.factor
-            for bound_s, child in self.expand(heapq.heappop(boxes)[-1]):
-                heapq.heappush(boxes, (bound_s, next(order), child))
-        return np.inf
+    def advance(self, boxes: int, deadline: float) -> None:
+        """Search until done, until so many boxes are bounded, or until `deadline`."""
+        if not self.is_open:
+            return
+        if self.boxes is None:
+            self.begin()
+        last = self.nodes + boxes
+        while self.boxes and self.is_open and self.nodes < last and time.perf_counter() <= deadline:
+            for bound_s, child in self.expand(heapq.heappop(self.boxes)[-1]):
+                heapq.heappush(self.boxes, (bound_s, next(self._order), child))
+        if self.table.size > KEPT or not self.is_open:
+            self.times = None
+
+    def begin(self) -> None:
+        """Put the roots on the heap: one for every deepest cut, up to the last one whose bound is open."""
+        self.most = int(np.flatnonzero(self.floor_s < self.best.goal_s)[-1]) + 1
+        times = cut_times(self.problem, self.terms, self.most)
+        self.least = least_terms(self.problem, times)
+        bounds_s = bounds_by_deepest(self.problem, self.least, self.floor.flops, self.rule, self.terms)
+        deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(bounds_s)))
+        self.boxes = [(float(bounds_s[m - 1]), next(self._order), self.root(m)) for m in deepest]
+        heapq.heapify(self.boxes)
+        times[0][~self.problem.allowed[: self.most]] = np.inf
+        self.times = times
+
+    @property
+    def table(self) -> FloatArray:
+        """The time of every cut up to `most` of every device for every maximum: shape (terms, most, N)."""
+        if self.times is None:
+            self.times = cut_times(self.problem, self.terms, self.most)
+            self.times[0][~self.problem.allowed[: self.most]] = np.inf
+        return self.times
 
     def root(self, deepest: int) -> Box:
         """Return the box of all plans whose deepest cut is `deepest`."""
@@ -154,7 +181,7 @@ class _Search:
 
     def offer(self, deepest: int, thresholds: FloatArray) -> None:
         """Keep the plan that these thresholds determine, if it is the best so far."""
-        cuts = deepest_cuts(fitting(self.times[:, :deepest], thresholds))
+        cuts = deepest_cuts(fitting(self.table[:, :deepest], thresholds))
         rule = self.rule(int(cuts.max()))
         round_s = self.problem.round_s(cuts, self.terms.micro_batches)
         interval, time_s = rule.choose(round_s, self.problem.aggregation_s(cuts))
@@ -181,7 +208,7 @@ class _Search:
 
     def shrink(self, box: Box, rule: IntervalRule) -> tuple[Box, Corners] | None:
         """Return the box with its corners moved inwards as far as the best time so far allows; None if it is empty."""
-        times = self.times[:, : box.deepest]
+        times = self.table[:, : box.deepest]
         times = times if box.active.size == self.problem.devices else times[:, :, box.active]
         low, high = box.low.copy(), box.high
         while True:

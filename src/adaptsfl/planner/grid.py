@@ -184,9 +184,7 @@ class Grid:
             bound_s = np.minimum(bound_s, self._times(cells, turns_s, terms, UNDIVIDED))
         self.bound_s[cells] = np.maximum(self.bound_s, bound_s)[cells]
 
-    def _charged_flops(
-        self, rising: Iterable[Climb], cell: tuple[int, int], thresholds: list[Threshold]
-    ) -> FloatArray:
+    def _charged_flops(self, rising: Iterable[Climb], cell: tuple[int, int], thresholds: list[Threshold]) -> FloatArray:
         """Return the server's work and the charges in every cell; the cuts of `cell` compete for the thresholds."""
         fits = self.useful
         for term, bands, band in zip(self.axes, self.bands, cell, strict=True):
@@ -225,7 +223,9 @@ class Grid:
         effects = self._effects(low, high)
         if ROUND in self.axes:
             band = (row, column)[self.axes.index(ROUND)]
-            least_s = max(self.least_round_s[row, column], float(self.maxima.round_s(low[:-2], self.turn_s[row, column])))
+            least_s = max(
+                self.least_round_s[row, column], float(self.maxima.round_s(low[:-2], self.turn_s[row, column]))
+            )
             effects = np.append(effects, max(self.bands[self.axes.index(ROUND)].high[band] - least_s, 0.0))
             effects[CAPPED] *= LAST
         return int(np.argmax(effects))
