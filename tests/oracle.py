@@ -22,7 +22,9 @@ def check_plan(problem: PlanProblem, plan: planner.Plan) -> None:
     shortest, longest = problem.intervals
     assert shortest <= plan.interval <= longest
     assert problem.allowed[plan.cuts - 1, np.arange(problem.devices)].all()
-    assert plan.predicted_time_s == float(problem.time_to_target_s(plan.interval, plan.cuts))
+    assert plan.micro_batches in problem.micro_batches
+    assert plan.wire_dtype in problem.wire_dtypes
+    assert plan.predicted_time_s == problem.time_of(plan)
     assert plan.lower_bound_s <= plan.predicted_time_s
     total = sum(plan.total_s(phase) for phase in plan.phases)
     assert total == pytest.approx(plan.predicted_time_s, rel=1e-9)

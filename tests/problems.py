@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adaptsfl.checks import SMALLEST
 from adaptsfl.convergence import Constants, ConvergenceModel, GrowthRounds, PowerRounds, RoundsModel, RoundsTable
-from adaptsfl.costs import CutCosts
+from adaptsfl.costs import WIRE_DTYPES, CutCosts
 from adaptsfl.fleet import FIXED, FLEETS, SERVER_FIXED, Fleet, Server
 from adaptsfl.paper_costs import vgg16
 from adaptsfl.planner import PlanProblem
@@ -97,6 +97,7 @@ class Small:
     restricted: bool = True
     rounds: str = "bound"
     slow_server: bool = False  # the server's turn takes about as long as everything else
+    choices: bool = False  # several numbers of parts and types of numbers to choose from
 
 
 def rounds_models(kind: str, layers: int) -> st.SearchStrategy[RoundsModel]:
@@ -157,6 +158,21 @@ def with_fixed_costs(draw, fleet: Fleet) -> Fleet:
 
 
 @st.composite
+def with_choices(draw, problem: PlanProblem) -> PlanProblem:
+    """The problem with a larger batch, and with parts and types of numbers to choose from, each type with a factor."""
+    batch_size = draw(st.sampled_from([1, 2, 4, 8, 8]))
+    divisors = [k for k in (1, 2, 4, 8) if batch_size % k == 0]
+    factor = st.sampled_from([1.0, 1.0, 1.01, 1.1, 2.0]) | st.floats(1, 3)
+    types = draw(st.lists(st.sampled_from(WIRE_DTYPES), min_size=1, max_size=5, unique=True))
+    return dataclasses.replace(
+        problem,
+        batch_size=batch_size,
+        micro_batches=tuple(draw(st.lists(st.sampled_from(divisors), min_size=1, max_size=4, unique=True))),
+        wires=draw(st.none() | st.just({dtype: draw(factor) for dtype in types})),
+    )
+
+
+@st.composite
 def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
     """Problems that exhaustive search can solve, among them ties, equal devices, infeasible ones and odd drifts."""
     devices = draw(st.integers(1, kind.most_devices))
@@ -193,7 +209,7 @@ def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
     model = draw(rounds_models(kind.rounds, layers))
     cuts = st.integers(1, layers)
     fixed = st.none() | st.lists(cuts, min_size=devices, max_size=devices)
-    return PlanProblem(
+    problem = PlanProblem(
         fleet,
         costs,
         model,
@@ -203,3 +219,4 @@ def small_problems(draw, kind: Small = Small()) -> PlanProblem:  # noqa: B008
         cuts=draw(st.none() | st.none() | fixed) if kind.restricted else None,
         allowed_cuts=draw(st.none() | st.none() | st.sets(cuts, min_size=1).map(sorted)) if kind.restricted else None,
     )
+    return draw(with_choices(problem)) if kind.choices else problem

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import sys
 
@@ -6,6 +7,8 @@ from typer.testing import CliRunner
 
 from adaptsfl import __version__, loading, models, planner
 from adaptsfl.cli import app
+from adaptsfl.config.sections import TrainingConfig
+from adaptsfl.costs import ASSUMED_FACTORS
 from problems import by_hand
 
 GOOD = {
@@ -469,6 +472,128 @@ def test_recipe_of_a_model_of_the_users_own(write, tmp_path, monkeypatch):
     answer = run(write("own.toml", recipe.replace("input_shape = [4], ", "")))
     assert answer.exit_code == 1
     assert "own.toml: model.input_shape: is missing, and mynets:net gives no example input" in answer.stderr
+
+
+# ── parts and types of numbers ──────────────────────────────────────────────────────────────────────────────────────
+
+TYPES = {"float32": 1.0, "int8": 1.01}
+
+
+SENT = {"activation_bits": [6400.0, 3200.0, 320.0], "gradient_bits": [6400.0, 3200.0, 320.0]}  # 200, 100, 10 numbers
+
+
+def both(**changes):
+    """The problem by hand with larger payloads, in batches of 4, with parts and types of numbers to choose from."""
+    problem = changed("batch_size", 4)
+    problem["cuts"] |= SENT
+    return {**problem, "planner": {"micro_batches": "auto", "wires": TYPES, **changes}}
+
+
+def test_a_problem_file_with_parts_and_types_of_numbers_is_planned(write):
+    file = write("both.json", both())
+    (data,) = lines(run(file, "--json", "--sensitivity"))
+    plain = by_hand(batch_size=4, costs=dataclasses.replace(by_hand().costs, **SENT))
+    expected = planner.plan(dataclasses.replace(plain, micro_batches=(1, 2, 4), wires=TYPES))
+    assert data["predicted_time_s"] == expected.predicted_time_s
+    assert (data["micro_batches"], data["wire_dtype"]) == (expected.micro_batches, expected.wire_dtype) == (4, "int8")
+    assert (data["wires"], data["wires_assumed"]) == (TYPES, False)
+    rows = {(row["title"], row["replanned"]): row for row in data["without"]}
+    plain_s = planner.plan(plain).predicted_time_s
+    assert rows["both", True]["predicted_time_s"] == pytest.approx(plain_s)
+    assert rows["both", True]["time_ratio"] == pytest.approx(plain_s / expected.predicted_time_s)
+    assert {"micro_batches", "wire_dtype"} <= data["sensitivity"][0].keys()
+    shown = " ".join(run(file).stdout.split())
+    for words in ("in 4 parts", "sent in int8: 1.01 times the rounds, given", "parts, planned anew", "both, rest kept"):
+        assert words in shown
+    (oracle,) = lines(run(file, "--json", "--solver", "exhaustive"))
+    assert oracle["predicted_time_s"] == pytest.approx(data["predicted_time_s"])
+
+
+def test_cuts_may_be_counted_in_another_type(write):
+    """Cuts counted in int8 (8 bits a number and 16 bits of scale) are converted to the types to choose from."""
+    problem = both(wires={"float32": 1.0})
+    problem["cuts"] |= {
+        "activation_bits": [32 + 16, 16 + 16, 8 + 16],
+        "gradient_bits": [48, 32, 24],
+        "wire_dtype": "int8",
+    }
+    (data,) = lines(run(write("int8.json", problem), "--json"))
+    problem["cuts"] |= {"activation_bits": [128, 64, 32], "gradient_bits": [128, 64, 32], "wire_dtype": "float32"}
+    (same,) = lines(run(write("float32.json", problem), "--json"))
+    assert data["predicted_time_s"] == same["predicted_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("wires", "message"),
+    [
+        ({}, "planner.wires: is empty"),
+        ({"int2": 1.0}, "planner.wires.int2: is 'int2'. Choose from: float32, float16, bfloat16, int8, int4"),
+        ({"int8": 0.9}, "planner.wires.int8: is 0.9. Give a number ≥ 1"),
+        ({"int8": "x"}, "planner.wires.int8: is 'x'"),
+        (["int8"], "planner.wires: is ['int8']"),
+    ],
+)
+def test_bad_types_of_numbers_are_explained(write, wires, message):
+    answer = run(write("bad.json", both(wires=wires)))
+    assert answer.exit_code == 1
+    assert message in answer.stderr
+
+
+@pytest.mark.parametrize("key", ["micro_batches", "wires"])
+def test_bcd_refuses_parts_and_types(write, key):
+    answer = run(
+        write("both.json", both(**({"wires": None} if key != "wires" else {"micro_batches": 1}))), "--solver", "bcd"
+    )
+    assert answer.exit_code == 1
+    assert f"planner.{key}:" in answer.stderr
+    assert "or use the exact solver" in answer.stderr
+
+
+AUTO = RECIPE.replace('name = "vgg16"', 'name = "vgg16"\nwire_dtype = "auto"')
+
+
+def test_a_recipe_may_leave_the_type_of_numbers_to_the_plan(write):
+    file = write("auto.toml", AUTO + '[planner]\nmicro_batches = "auto"\n')
+    (data,) = lines(run(file, "--json"))
+    assert (data["wires"], data["wires_assumed"]) == (dict(ASSUMED_FACTORS), True)
+    assert data["wire_dtype"] in ("int8", "int4")
+    assert data["micro_batches"] == 16
+    assert " times the rounds, assumed." in " ".join(run(file).stdout.split())
+    (given,) = lines(run(write("given.toml", AUTO + "[planner]\nwires = { float32 = 1.0, int4 = 1.2 }\n"), "--json"))
+    assert (given["wires"], given["wires_assumed"]) == ({"float32": 1.0, "int4": 1.2}, False)
+    (exact,) = lines(run(write("exact.toml", RECIPE), "--json"))
+    (alone,) = lines(run(write("alone.toml", AUTO + "[planner]\nwires = { float32 = 1.0 }\n"), "--json"))
+    assert exact["predicted_time_s"] == alone["predicted_time_s"]
+
+
+def test_types_to_choose_from_are_refused_where_the_type_is_given(write):
+    answer = run(write("recipe.toml", RECIPE + "[planner]\nwires = { int8 = 1.0 }\n"))
+    assert answer.exit_code == 1
+    message = (
+        "planner.wires: gives types to choose from, but model.wire_dtype is 'float32'. Set model.wire_dtype to 'auto'"
+    )
+    assert message in answer.stderr
+
+
+NORMS = RECIPE.replace('name = "vgg16"', 'name = "vgg16"\noptions = { norm = "batch" }')
+
+
+def test_with_batch_norm_mini_batches_stay_whole(write):
+    answer = run(write("norms.toml", NORMS + '[planner]\nmicro_batches = "auto"\n'), "--json")
+    (data,) = lines(answer)
+    assert data["micro_batches"] == 1
+    assert "norms.toml: mini-batches stay whole: batch-norm looks at all of their samples" in answer.stderr
+    answer = run(write("norms.toml", NORMS + "[planner]\nmicro_batches = 4\n"))
+    assert answer.exit_code == 1
+    assert "planner.micro_batches: is 4, but batch-norm looks at all samples of a mini-batch" in answer.stderr
+
+
+def test_ghost_batches_have_two_samples_at_least(write, monkeypatch):
+    monkeypatch.setattr(TrainingConfig, "ghost_batches", True, raising=False)
+    (data,) = lines(run(write("norms.toml", NORMS + '[planner]\nmicro_batches = "auto"\n'), "--json"))
+    assert data["micro_batches"] == 8
+    answer = run(write("norms.toml", NORMS + "[planner]\nmicro_batches = 16\n"))
+    assert "planner.micro_batches: is 16, but leaves batch-norm 1 sample in every part. Give at most 8" in answer.stderr
 
 
 # ── profile ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,7 @@
 import dataclasses
+import heapq
+import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -233,6 +236,111 @@ def simulated_round_s(forward, upload, download, backward, turn_s, parts, sendin
             downlink[i] = max(downlink[i], server) + down[i]
             processor[i] = max(processor[i], downlink[i] + download[i] - down[i]) + backward[i]
     return max(processor)
+
+
+class Queue:
+    """A processor, a link or the server: does one job at a time, that of the lowest rank first."""
+
+    def __init__(self, world):
+        self.world, self.busy, self.waiting = world, False, []
+
+    def add(self, rank, seconds, then):
+        heapq.heappush(self.waiting, (rank, next(self.world.ticket), seconds, then))
+        self.world.at(self.world.now, self.start)
+
+    def start(self):
+        if not self.busy and self.waiting:
+            self.busy, (_, _, seconds, then) = True, heapq.heappop(self.waiting)
+            self.world.at(self.world.now + seconds, lambda: self.end(then))
+
+    def end(self, then):
+        self.busy = False
+        then()
+        self.start()
+
+
+class PlayedRound:
+    """A round in parts, event by event. Every queue decides by itself; nothing here knows any formula.
+
+    The processor of a device takes forward passes before backward passes. The server's turn of a part begins when that
+    part of every device has arrived.
+    """
+
+    def __init__(self, forward, upload, download, backward, turn_s, parts):
+        self.now, self.ticket, self.events = 0.0, itertools.count(), []
+        self.upload, self.download, self.backward, self.turn_s = upload, download, backward, turn_s
+        self.devices = range(len(forward))
+        self.processors, self.uplinks, self.downlinks = ([Queue(self) for _ in self.devices] for _ in range(3))
+        self.server, self.missing = Queue(self), dict.fromkeys(range(parts), len(forward))
+        for part, i in itertools.product(range(parts), self.devices):
+            self.processors[i].add((0, part), forward[i], partial(self.computed, i, part))
+
+    def at(self, time, act):
+        heapq.heappush(self.events, (time, next(self.ticket), act))
+
+    def computed(self, i, part):
+        self.uplinks[i].add(part, self.upload[i], partial(self.arrived, part))
+
+    def arrived(self, part):
+        self.missing[part] -= 1
+        if not self.missing[part]:
+            self.server.add(part, self.turn_s, partial(self.trained, part))
+
+    def trained(self, part):
+        for i in self.devices:
+            self.downlinks[i].add(part, self.download[i], partial(self.returned, i, part))
+
+    def returned(self, i, part):
+        self.processors[i].add((1, part), self.backward[i], lambda: None)
+
+    def seconds(self):
+        while self.events:
+            self.now, _, act = heapq.heappop(self.events)
+            act()
+        return self.now
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_formula_is_exact_for_devices_that_differ(seed):
+    """Devices, links and the server of any speed, up to five devices: the maxima over devices lose nothing."""
+    rng = np.random.default_rng(seed)
+    devices, parts = int(rng.integers(1, 6)), int(rng.integers(2, 9))
+    spread = rng.choice([0.1, 1.0, 3.0])
+    phases = forward, upload, download, backward = np.exp(rng.normal(0, spread, (4, devices)))
+    phases[rng.random((4, devices)) < 0.1] = 0.0  # a cut that sends nothing, or leaves no work
+    turn_s = float(rng.choice([0.0, np.exp(rng.normal(0, spread))]))
+    first, last, more = forward + upload, download + backward, parts - 1
+    own = (
+        first,
+        first + more * np.maximum(forward, upload),
+        last,
+        last + more * np.maximum(download, backward),
+        parts * (forward + backward),
+    )
+    played = PlayedRound(forward, upload, download, backward, turn_s, parts).seconds()
+    assert latency.pipelined_s(np.max(own, axis=1), turn_s, parts) == pytest.approx(played, rel=1e-12)
+    assert simulated_round_s(forward, upload, download, backward, turn_s, parts) == pytest.approx(played, rel=1e-12)
+
+
+@given(small_problems(Small(restricted=False, slow_server=True)), st.data())
+def test_one_part_takes_as_long_as_a_whole_mini_batch(problem, data):
+    """The formula for parts, with one part, against that of the paper."""
+    cuts = any_cuts(problem, data)
+    moment = (problem.costs, problem.fleet, cuts, problem.batch_size)
+    terms = np.max(latency.part_terms(*moment, 1), axis=-1)
+    whole_s = float(problem.round_s(cuts))
+    assert float(latency.pipelined_s(terms, latency.server_turn_s(*moment), 1)) == pytest.approx(whole_s, rel=1e-12)
+
+
+@given(small_problems(Small(restricted=False, slow_server=True)), st.data())
+def test_without_fixed_seconds_more_parts_are_never_slower(problem, data):
+    """Of any two numbers of parts, not only of multiples."""
+    cuts = any_cuts(problem, data)
+    nothing = {name: np.zeros(problem.devices) for name in FIXED}
+    server = dataclasses.replace(problem.fleet.server, turn_s=0.0)
+    fleet = dataclasses.replace(problem.fleet, server=server, **nothing)
+    times = [float(latency.round_s(problem.costs, fleet, cuts, 12, k)) for k in (1, 2, 3, 4, 6, 12)]
+    assert (np.diff(times) <= 1e-12 * times[0]).all()
 
 
 def any_cuts(problem, data):

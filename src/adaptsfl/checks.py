@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,18 @@ def number(
     if result != 0 and not SMALLEST <= result <= LARGEST:
         raise InvalidInput(field, f"is {result:g}", f"Give a number between {SMALLEST:g} and {LARGEST:g}, in SI units")
     return result
+
+
+def one_of(field: str, value: str, *, names: Sequence[str]) -> None:
+    """Refuse a name that is not known."""
+    if value not in names:
+        raise InvalidInput(field, f"is {value!r}", f"Choose from: {', '.join(names)}")
+
+
+def not_empty(field: str, values: Sized) -> None:
+    """Refuse a list or a table without entries."""
+    if not len(values):
+        raise InvalidInput(field, "is empty", "Give at least one entry, or remove it")
 
 
 def whole_number(field: str, value: Any, *, at_least: int = 1, at_most: int = LARGEST_WHOLE) -> int:

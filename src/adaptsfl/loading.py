@@ -1,14 +1,15 @@
 """Read planning problems from files: recipes name a model and a fleet, problem files contain all numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from adaptsfl import checks
 from adaptsfl.config import ModelConfig, PlannerConfig, ProblemFile, Recipe, load_problem_file, load_recipe
 from adaptsfl.convergence import LONGEST_INTERVAL, RoundsModel, model_from
-from adaptsfl.costs import CutCosts
+from adaptsfl.costs import ASSUMED_FACTORS, CutCosts
 from adaptsfl.errors import InvalidInput, inside, naming
 from adaptsfl.fleet import Fleet, Server, memory_limits, noise_from, resources_from
 from adaptsfl.planner import PlanProblem
@@ -20,41 +21,76 @@ if TYPE_CHECKING:
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 
+LEAST_SAMPLES = 2  # that batch-norm normalises at once: one sample alone may have no variance
 LARGEST_BUILT = 2_000_000_000  # bytes of parameters
 
 
-def load_problem(path: Path) -> PlanProblem:
-    """Read a planning problem from a recipe (.toml) or a problem file (.json)."""
+def load_problem(path: Path, remark: Callable[[str], None] = lambda _: None) -> PlanProblem:
+    """Read a planning problem from a recipe (.toml) or a problem file (.json).
+
+    `remark` is called with what is planned otherwise than one may expect.
+    """
     with naming(str(path)):
         match path.suffix.lower():
             case ".toml":
-                return problem_from_recipe(load_recipe(path))
+                return problem_from_recipe(load_recipe(path), remark=remark)
             case ".json":
                 return problem_from_file(load_problem_file(path))
             case suffix:
                 raise InvalidInput("", f"ends in {suffix!r}", "Give a recipe (.toml) or a problem (.json)")
 
 
-def problem_from_recipe(recipe: Recipe, round_: int = 0) -> PlanProblem:
+def problem_from_recipe(recipe: Recipe, round_: int = 0, remark: Callable[[str], None] = lambda _: None) -> PlanProblem:
     """Return the problem that a recipe poses, with the fleet as measured in that round."""
     with inside("fleet"):
         resources = resources_from(recipe.fleet)
     with inside("fleet.noise"):
         noise = noise_from(recipe.fleet.noise, recipe.fleet.seed)
         fleet = noise.measure(resources.at(round_), round_)
-    costs = model_costs(recipe.model, recipe.training.batch_size, recipe.training.optimizer)
+    parts, example = charged_model(recipe.model)
+    costs = costs_of(parts, example, recipe.model, recipe.training.batch_size, recipe.training.optimizer)
     if recipe.convergence is None:
         raise InvalidInput("convergence", "is missing", "Add it, or simulate: training measures what a plan needs")
     with inside("convergence"):
         model = model_from(recipe.convergence, recipe.training.learning_rate, fleet.size, costs.layers)
-    return _constrained(fleet, costs, model, recipe.training.batch_size, recipe.planner)
+    problem = _constrained(fleet, costs, model, recipe.training.batch_size, recipe.planner)
+    if recipe.model.wire_dtype == "auto":
+        problem = replace(problem, wires=recipe.planner.wires or ASSUMED_FACTORS)
+    return _normalised(problem, parts, recipe, remark)
+
+
+def _normalised(
+    problem: PlanProblem, parts: "SplitModel", recipe: Recipe, remark: Callable[[str], None]
+) -> PlanProblem:
+    """Return the problem with those numbers of parts that batch-norm allows: it would normalise each part by itself."""
+    from adaptsfl.training.batchnorm import mixes_samples  # noqa: PLC0415  (needs torch)
+
+    if max(problem.micro_batches) == 1 or not mixes_samples(parts.pieces):
+        return problem
+    given, ghosts = recipe.planner.micro_batches, getattr(recipe.training, "ghost_batches", False)
+    most = problem.batch_size // LEAST_SAMPLES if ghosts else 1
+    allowed = tuple(k for k in problem.micro_batches if k <= max(most, 1))
+    if given != "auto" and not allowed:
+        why = f"leaves batch-norm {problem.batch_size // given} sample in every part"
+        why = why if ghosts else "batch-norm looks at all samples of a mini-batch"
+        remedy = f"Give at most {most}" if ghosts else "Give 1, or allow it: training.ghost_batches = true"
+        raise InvalidInput("planner.micro_batches", f"is {given}, but {why}", remedy)
+    if not ghosts:
+        remark(
+            "mini-batches stay whole: batch-norm looks at all of their samples. Parts are considered with "
+            "training.ghost_batches = true."
+        )
+    return replace(problem, micro_batches=allowed)
 
 
 def model_costs(model: ModelConfig, batch_size: int, optimizer: Optimizer) -> CutCosts:
-    """Split the model that a recipe names, or the one charged in its place, and measure what every cut of it costs."""
-    options = {**model.options, **(model.charged_as or {})}
-    parts, example = split_model(model.model_copy(update={"options": options}))
-    return costs_of(parts, example, model, batch_size, optimizer)
+    """Measure what every cut costs of the model that a recipe names, or of the one charged in its place."""
+    return costs_of(*charged_model(model), model, batch_size, optimizer)
+
+
+def charged_model(model: ModelConfig) -> "tuple[SplitModel, Tensor]":
+    """Split the model that a recipe names, or the one charged in its place; return it with one sample of its input."""
+    return split_model(model.model_copy(update={"options": {**model.options, **(model.charged_as or {})}}))
 
 
 def costs_of(
@@ -139,7 +175,7 @@ def problem_from_file(file: ProblemFile) -> PlanProblem:
         costs = CutCosts(**{**file.cuts.model_dump(), "names": tuple(file.cuts.names or ())})
     with inside("convergence"):
         model = model_from(file.convergence, file.learning_rate, fleet.size, costs.layers)
-    return _constrained(fleet, costs, model, file.batch_size, file.planner)
+    return replace(_constrained(fleet, costs, model, file.batch_size, file.planner), wires=file.planner.wires)
 
 
 def _constrained(

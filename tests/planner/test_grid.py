@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptsfl.planner.bound import cut_times
+from adaptsfl.planner.choices import Choice, Floor
 from adaptsfl.planner.exact import Incumbent, _Search
 from adaptsfl.planner.grid import Box, Grid, _summable, deepest_cuts, fitting
-from adaptsfl.planner.terms import Terms
+from adaptsfl.planner.interval import Rules
+from adaptsfl.planner.terms import ROUND, Terms
 from problems import measured_like, server_bound, whole_if_tiny
 
 
@@ -48,8 +50,10 @@ def test_no_plan_is_faster_than_the_bound_of_its_cell(form, parts, seed):
     cuts = cuts[cuts.max(axis=1) == 4]
     maxima = cut_times(problem, Terms(parts))[:, cuts - 1, np.arange(4)].max(axis=2)  # (terms, plans)
     ends = maxima[:, rng.integers(0, len(cuts), 3)]
-    search = _Search(problem, Terms(parts), Incumbent())
-    settled = search.settle(Box(4, ends.min(axis=1), ends.max(axis=1), np.arange(4)), search.times)
+    rules = Rules(problem)
+    search = _Search(Choice(problem, Terms(parts)), Incumbent(), rules, Floor(problem, rules))
+    search.begin()
+    settled = search.settle(Box(4, ends.min(axis=1), ends.max(axis=1), np.arange(4)), search.table)
     if settled is None or not settled[0].active.size:
         return
     rule = search.rule(4)
@@ -60,10 +64,13 @@ def test_no_plan_is_faster_than_the_bound_of_its_cell(form, parts, seed):
     assert (charged.bound_s >= plain.bound_s).all()
     inside = ((maxima >= plain.box.low[:, None]) & (maxima <= plain.high[:, None])).all(axis=0)
     for plan in np.flatnonzero(inside):
-        if not np.array_equal(deepest_cuts(fitting(search.times, maxima[:, plan])), cuts[plan]):
+        if not np.array_equal(deepest_cuts(fitting(search.table, maxima[:, plan])), cuts[plan]):
             continue
+        round_s = float(problem.round_s(cuts[plan], parts))
         row, column = (
-            int(np.searchsorted(bands.high, maxima[term, plan]))
+            int(np.searchsorted(bands.low, round_s, side="right")) - 1
+            if term == ROUND
+            else int(np.searchsorted(bands.high, maxima[term, plan]))
             for term, bands in zip(plain.axes, plain.bands, strict=True)
         )
         assert charged.bound_s[row, column] <= times[plan] * (1 + 1e-12)

@@ -1,3 +1,6 @@
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 
@@ -81,3 +84,46 @@ def test_no_plan_is_left_where_double_the_drift_eats_all_progress():
 def test_other_rounds_beyond_what_powers_may_be_are_left_out():
     problem = by_hand(convergence=PowerRounds([0.1, 0.2, 8.0]))
     assert [row.factor for row in planner.other_rounds(problem, planner.plan(problem))] == [0.5]
+
+
+BOTH = {"micro_batches": (1, 2, 4), "wires": {"float32": 1.0, "int8": 1.01, "int4": 1.1}, "batch_size": 4}
+
+
+def test_without_a_choice_no_plan_is_faster():
+    """Keeping the rest is never faster than planning it anew, nor leaving both out than leaving out one."""
+    problem = dataclasses.replace(paper_like(devices=10, seed=2, fleet="heterogeneous"), **BOTH)
+    plan = planner.plan(problem)
+    rows = {(row.title, row.replanned): row for row in planner.without(problem, plan)}
+    titles = ("parts", "smaller types", "both")
+    assert set(rows) == set(itertools.product(titles, (False, True)))
+    for title in titles:
+        assert 1 < rows[title, True].ratio <= rows[title, False].ratio
+        assert rows[title, True].ratio <= rows["both", True].ratio
+        assert rows[title, False].ratio <= rows["both", False].ratio
+    assert (rows["parts", True].plan.micro_batches, rows["smaller types", True].plan.wire_dtype) == (1, "float32")
+    neither = planner.plan(dataclasses.replace(problem, micro_batches=(1,), wires=None))
+    assert rows["both", True].plan.predicted_time_s == pytest.approx(neither.predicted_time_s)
+
+
+def test_without_parts_worked_by_hand():
+    """Cuts 1 and 2, I = 1: 18.4 s in two parts, 26.8 s undivided (see test_latency.py); an aggregation takes 9 s."""
+    problem = by_hand(interval=1, cuts=[1, 2], micro_batches=(1, 2))
+    kept, anew = planner.without(problem, planner.plan(problem))
+    assert (kept.replanned, anew.replanned) == (False, True)
+    assert kept.ratio == anew.ratio == pytest.approx(35.8 / 27.4)
+
+
+def test_a_plan_that_makes_no_choice_has_nothing_to_leave_out():
+    problem = by_hand(interval=1, cuts=[1, 2])
+    assert planner.without(problem, planner.plan(problem)) == []
+    exact_numbers = by_hand(interval=1, cuts=[1, 2], wires={"float32": 1.0, "int8": 100.0})
+    assert planner.without(exact_numbers, planner.plan(exact_numbers)) == []
+
+
+def test_alternatives_and_sensitivity_keep_to_the_choices():
+    problem = dataclasses.replace(paper_like(devices=5, seed=1, fleet="heterogeneous"), **BOTH)
+    plan = planner.plan(problem)
+    assert all(row.ratio >= 1 - 1e-9 for row in planner.alternatives(problem, plan))
+    for row in planner.sensitivity(problem, plan):
+        assert row.best.micro_batches in (1, 2, 4)
+        assert row.best.predicted_time_s <= row.kept_time_s * (1 + 1e-9)

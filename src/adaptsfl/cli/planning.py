@@ -10,7 +10,7 @@ from rich.console import Console
 from adaptsfl import planner
 from adaptsfl.cli.failures import explaining
 from adaptsfl.cli.options import key_value
-from adaptsfl.cli.printing import complain, plain_console, print_json
+from adaptsfl.cli.printing import complain, plain_console, print_json, say
 from adaptsfl.config import ModelConfig, parse
 from adaptsfl.errors import InfeasiblePlan, InvalidInput, inside, message_of
 from adaptsfl.loading import load_problem, model_costs
@@ -62,7 +62,7 @@ def _plan_file(
     file: Path, solvers: Sequence[str], time_limit_s: float, *, as_json: bool, sensitivity: bool | None
 ) -> None:
     """Plan one file and print the result."""
-    problem = load_problem(file)
+    problem = load_problem(file, lambda text: say(f"{file}: {text}"))
     details = not as_json if sensitivity is None else sensitivity
     unasked = sensitivity is None and problem.devices <= OTHER_ROUNDS_UP_TO
     plans = [planner.plan(problem, solver, time_limit_s) for solver in solvers]
@@ -70,14 +70,15 @@ def _plan_file(
     others = planner.alternatives(problem, best) if details else []
     sensitivities = planner.sensitivity(problem, best, time_limit_s) if details else []
     rounds = planner.other_rounds(problem, best, time_limit_s) if details or unasked else []
+    choices = planner.without(problem, best, time_limit_s) if details or unasked else []
     if as_json:
-        data = {"file": str(file), **plan_report.plan_data(problem, best, others, sensitivities, rounds)}
+        data = {"file": str(file), **plan_report.plan_data(problem, best, others, sensitivities, rounds, choices)}
         if len(plans) > 1:
             data["compared"] = [plan_report.plan_data(problem, other) for other in plans[1:]]
         print_json(data)
         return
     console = plain_console()
-    console.print(plan_report.plan_tables(str(file), problem, best, others, sensitivities, rounds))
+    console.print(plan_report.plan_tables(str(file), problem, best, others, sensitivities, rounds, choices))
     if len(plans) > 1:
         console.print(plan_report.comparison_table(plans))
 
@@ -94,7 +95,7 @@ def profile(
     granularity: Annotated[Literal["layer", "block"], typer.Option(help="How finely to cut.")] = "layer",
     batch_size: Annotated[int, typer.Option(help="Mini-batch, for memory.", min=1)] = 16,
     wire_dtype: Annotated[
-        Literal["float32", "float16", "bfloat16", "int8"], typer.Option(help="What activations are sent in.")
+        Literal["float32", "float16", "bfloat16", "int8", "int4"], typer.Option(help="What activations are sent in.")
     ] = "float32",
     optimizer: Annotated[Literal["sgd", "momentum", "adam"], typer.Option(help="Optimiser, for memory.")] = "sgd",
     plot: Annotated[Path | None, typer.Option(help="Draw a figure (.png or .svg) too.", metavar="FILE")] = None,

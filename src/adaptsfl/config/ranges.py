@@ -21,11 +21,16 @@ def checked(check: Callable[..., object], **limits: Any) -> AfterValidator:
         try:
             check("", value, **limits)
         except InvalidInput as error:
-            about = {"index": error.field, "problem": error.problem, "remedy": error.remedy}
-            raise PydanticCustomError(OUT_OF_RANGE, "{problem}. {remedy}", about) from None
+            raise refused(error.field, error.problem, error.remedy) from None
         return value
 
     return AfterValidator(validate)
+
+
+def refused(field: str, problem: str, remedy: str) -> PydanticCustomError:
+    """Return the pydantic error that becomes `InvalidInput` for a field, seen from the place where it is raised."""
+    about = {"index": field, "problem": problem, "remedy": remedy}
+    return PydanticCustomError(OUT_OF_RANGE, "{problem}. {remedy}", about)
 
 
 Count = Annotated[int, checked(checks.whole_number)]  # 1, 2, …

@@ -5,9 +5,9 @@ program that uses them, which raises `InvalidInput` with the field's name.
 Recipes give units in their keys (Mbps, TFLOPS, MB); problem files are in SI units throughout.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from adaptsfl import checks
 from adaptsfl.config.ranges import (
@@ -20,9 +20,14 @@ from adaptsfl.config.ranges import (
     Share,
     ZeroRange,
     checked,
+    refused,
 )
 
 MOST_DEVICES = 10_000_000
+
+WireDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+WireName = Annotated[str, checked(checks.one_of, names=get_args(WireDtype))]  # for keys of tables
+RoundsFactor = Annotated[float, checked(checks.number, at_least=1)]
 
 
 class Section(BaseModel):
@@ -76,7 +81,7 @@ class PlannerConfig(Section):
     allowed_cuts: list[int] | None = None
     micro_batches: Count | Literal["auto"] = 1  # parts of a mini-batch that overlap in a round; or let the plan choose
     # Types of numbers to choose from where plans choose one, each with the factor by which it multiplies the rounds.
-    wires: dict[str, float] | None = None
+    wires: Annotated[dict[WireName, RoundsFactor], checked(checks.not_empty)] | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -315,6 +320,14 @@ class Recipe(Section):
     adapt: AdaptConfig = AdaptConfig()
     deploy: DeployConfig = DeployConfig()
 
+    @model_validator(mode="after")
+    def _wires_are_for_plans(self) -> Self:
+        """Refuse types to choose from where the type is given: plans would not look at them."""
+        if self.planner.wires is not None and self.model.wire_dtype != "auto":
+            problem = f"gives types to choose from, but model.wire_dtype is {self.model.wire_dtype!r}"
+            raise refused("planner.wires", problem, "Set model.wire_dtype to 'auto', or remove it")
+        return self
+
 
 class FleetFile(Section):
     """A file that contains only a fleet."""
@@ -364,6 +377,7 @@ class CutsSection(Section):
     client_model_bits: list[float]
     memory_bytes: list[float] | None = None
     names: list[str] | None = None
+    wire_dtype: WireDtype = "float32"  # in which activation_bits and gradient_bits are counted
 
 
 class ProblemFile(Section):

@@ -3,7 +3,16 @@
 from adaptsfl.errors import InvalidInput
 from adaptsfl.planner import exact, exhaustive
 from adaptsfl.planner.problem import Plan, PlanProblem, Status, time_ratio
-from adaptsfl.planner.whatif import Alternative, OtherRounds, Sensitivity, alternatives, other_rounds, sensitivity
+from adaptsfl.planner.whatif import (
+    Alternative,
+    OtherRounds,
+    Sensitivity,
+    Without,
+    alternatives,
+    other_rounds,
+    sensitivity,
+    without,
+)
 
 SOLVERS = ("exact", "bcd", "exhaustive")
 
@@ -31,9 +40,11 @@ __all__ = [
     "PlanProblem",
     "Sensitivity",
     "Status",
+    "Without",
     "alternatives",
     "other_rounds",
     "plan",
     "sensitivity",
     "time_ratio",
+    "without",
 ]

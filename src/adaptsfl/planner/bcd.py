@@ -11,9 +11,9 @@ import numpy as np
 
 from adaptsfl.checks import IntArray
 from adaptsfl.errors import InvalidInput
-from adaptsfl.planner.bound import bounds_by_deepest, cut_times, least_terms
+from adaptsfl.planner.bound import bounds_by_deepest, cut_times, least_server_flops, least_terms
 from adaptsfl.planner.fractional import best_cuts
-from adaptsfl.planner.interval import best_interval
+from adaptsfl.planner.interval import Rules, best_interval
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
 
 RELATIVE_TOLERANCE = 1e-9
@@ -38,7 +38,9 @@ def solve(problem: PlanProblem, *, start: IntArray | None = None, time_limit_s: 
         if time_s >= best_s * (1 - RELATIVE_TOLERANCE):  # line 6
             break
         best_s = time_s
-    lower_bound_s = float(bounds_by_deepest(problem, least_terms(problem, cut_times(problem))).min())
+    least = least_terms(problem, cut_times(problem))
+    bounds = bounds_by_deepest(problem, least, least_server_flops(problem), Rules(problem))
+    lower_bound_s = float(bounds.min())
     time_s = float(problem.time_to_target_s(interval, cuts))
     return explained(
         original,

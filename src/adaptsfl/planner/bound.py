@@ -3,82 +3,105 @@
 Lower bound: each device takes its best cut for each term separately. Upper bound: all devices take the same cut.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptsfl import latency
 from adaptsfl.checks import FloatArray, IntArray
-from adaptsfl.planner.interval import interval_rule
+from adaptsfl.fleet import FIXED, RATES, Fleet
+from adaptsfl.planner.interval import Rules, interval_rule
 from adaptsfl.planner.problem import PlanProblem
 from adaptsfl.planner.terms import UNDIVIDED, Terms
 
+AT_ONCE = 1 << 15  # times computed at once, so that they stay in the processor's cache
 
-def cut_times(problem: PlanProblem, terms: Terms = UNDIVIDED) -> FloatArray:
-    """Return the time of each device with each cut for every maximum, such as T3 … T6: shape (terms, L, N)."""
-    return terms.times(problem, np.arange(1, problem.layers + 1)[:, None])
+
+def cut_times(problem: PlanProblem, terms: Terms = UNDIVIDED, deepest: int | None = None) -> FloatArray:
+    """Return the time of each device with each cut up to `deepest` for every maximum: shape (terms, deepest, N)."""
+    deepest = problem.layers if deepest is None else deepest
+    times = np.empty((terms.count, deepest, problem.devices))
+    step = max(1, AT_ONCE // problem.devices)
+    for first in range(1, deepest + 1, step):
+        cuts = np.arange(first, min(first + step, deepest + 1))[:, None]
+        times[:, cuts[0, 0] - 1 : cuts[-1, 0]] = terms.times(problem, cuts)
+    return times
 
 
 def least_terms(problem: PlanProblem, times: FloatArray) -> FloatArray:
     """Return lower bounds of all maxima for plans whose deepest cut is exactly L_c: shape (terms, L).
 
     Each maximum is at least its value if every device minimised that term alone, and at least the smallest time of any
-    device with cut L_c. The bound is infinite if no plan has that deepest cut.
+    device with cut L_c. The bound is infinite if no plan has that deepest cut. `times` may end before the last cut.
     """
-    least = np.empty((len(times), problem.layers))
-    for row, term in zip(least, times, strict=True):
-        allowed = np.where(problem.allowed, term, np.inf)
-        row[:] = np.maximum(np.minimum.accumulate(allowed).max(axis=1), allowed.min(axis=1))
+    least, so_far = np.empty(times.shape[:2]), np.full((len(times), problem.devices), np.inf)
+    for index in range(times.shape[1]):
+        allowed = problem.allowed[index]
+        own = times[:, index] if allowed.all() else np.where(allowed, times[:, index], np.inf)
+        np.minimum(so_far, own, out=so_far)
+        least[:, index] = np.maximum(so_far.max(axis=1), own.min(axis=1))
     return least
 
 
-def least_terms_of(problem: PlanProblem, terms: Terms, some: IntArray) -> FloatArray:
-    """Return weaker bounds than `least_terms`, from the devices in `some` alone: faster for large fleets.
+def some_least_terms(problem: PlanProblem, terms: Terms, some: IntArray, best_device: Fleet) -> FloatArray:
+    """Return weaker bounds than `least_terms`, but quickly: from the devices in `some` and from `best_device` alone.
 
-    The bound is infinite only if no device has that cut.
+    Only `some` minimise each term, and the device with cut L_c is as fast as `best_device`.
     """
     cuts = np.arange(1, problem.layers + 1)[:, None]
     part = replace(problem, fleet=problem.fleet.subset(some.tolist()), cuts=None)
     times = np.where(problem.allowed[:, some], terms.times(part, cuts), np.inf)
     least = np.minimum.accumulate(times, axis=1).max(axis=2)
-    return np.where(problem.allowed.any(axis=1), least, np.inf)
+    exactly = terms.times(replace(problem, fleet=best_device, cuts=None), cuts)[:, :, 0]
+    return np.where(problem.allowed.any(axis=1), np.maximum(least, exactly), np.inf)
+
+
+def ideal_device(fleet: Fleet) -> Fleet:
+    """Return one device, with the best that any device of the fleet has of each resource."""
+    best = {name: getattr(fleet, name).max(keepdims=True) for name in RATES}
+    best |= {name: getattr(fleet, name).min(keepdims=True) for name in FIXED}
+    return replace(fleet, **best, memory_bytes=None, names=())
 
 
 def slowest_devices(problem: PlanProblem, most: int = 8) -> IntArray:
     """Return devices that are among the `most` slowest in some term with some cut, or have the least memory."""
-    found = [np.argsort(problem.allowed.sum(axis=0), kind="stable")[:most]]
-    for cut in range(1, problem.layers + 1):
+    most = min(most, problem.devices)
+    found = [np.argpartition(problem.allowed.sum(axis=0), most - 1)[:most]]
+    for cut in np.unique(np.linspace(1, problem.layers, 5).astype(np.int64)):
         times = UNDIVIDED.times(problem, np.array([cut]))
-        found += list(np.argpartition(-times, min(most, problem.devices - 1), axis=1)[:, :most])
+        found += list(np.argpartition(-times, most - 1, axis=1)[:, :most])
     return np.unique(np.concatenate(found))
 
 
-def deepest_allowed(problem: PlanProblem) -> IntArray:
-    """Return every device's deepest allowed cut up to each L_c, 0 if it has none: shape (L, N)."""
-    cuts = np.arange(1, problem.layers + 1)[:, None]
-    return np.maximum.accumulate(np.where(problem.allowed, cuts, 0))
+def deepest_allowed(problem: PlanProblem) -> Iterator[IntArray]:
+    """Yield every device's deepest allowed cut up to each L_c, 0 if it has none: for L_c = 1, 2, … L."""
+    deepest = np.zeros(problem.devices, dtype=np.int64)
+    for cut, allowed in enumerate(problem.allowed, start=1):
+        deepest = np.where(allowed, cut, deepest)
+        yield deepest
 
 
 def least_server_flops(problem: PlanProblem) -> FloatArray:
     """Return the server's work per data sample for every L_c, if each device takes its deepest allowed cut."""
     remaining = np.append(latency.remaining_flops(problem.costs), 0.0)  # the last entry: no cut is allowed
-    return remaining[deepest_allowed(problem) - 1].sum(axis=1)
+    return np.array([remaining[cuts - 1].sum() for cuts in deepest_allowed(problem)])
 
 
 def bounds_by_deepest(
-    problem: PlanProblem, least: FloatArray, terms: Terms = UNDIVIDED, flops: FloatArray | None = None
+    problem: PlanProblem, least: FloatArray, flops: FloatArray, rules: Rules, terms: Terms = UNDIVIDED
 ) -> FloatArray:
     """Return, for every L_c, a time that no plan with exactly that deepest cut beats, before `rounds_factor`.
 
-    The server's turn takes at least as long as with every device at its deepest allowed cut, where it has `flops`.
+    The server's turn takes at least as long as with every device at its deepest allowed cut, where it has `flops`
+    (see `least_server_flops`). `least` may end before the last cut.
     """
-    flops = least_server_flops(problem) if flops is None else flops
-    server, part = problem.fleet.server, problem.batch_size // terms.micro_batches
-    round_s = terms.round_s(least[:-2], server.turn_s + part * flops / server.flops)
-    averaging_s = latency.averaging_s(problem.costs, problem.fleet, np.arange(1, problem.layers + 1))
+    server, part, cuts = problem.fleet.server, problem.batch_size // terms.micro_batches, least.shape[1]
+    round_s = terms.round_s(least[:-2], server.turn_s + part * flops[:cuts] / server.flops)
+    averaging_s = latency.averaging_s(problem.costs, problem.fleet, np.arange(1, cuts + 1))
     possible = np.flatnonzero(np.isfinite(round_s))
-    bounds = np.full(problem.layers, np.inf)
-    rule = interval_rule(problem, possible + 1)
+    bounds = np.full(cuts, np.inf)
+    rule = rules(possible + 1)
     bounds[possible] = rule.best_time_s(round_s[possible], (least[-2] + averaging_s + least[-1])[possible])
     return bounds
 
@@ -94,9 +117,9 @@ class UniformPlan:
 
 def best_uniform(problem: PlanProblem, micro_batches: int = 1) -> UniformPlan:
     """Try every cut for all devices, each with its best interval. Its time is before `rounds_factor`."""
-    cuts = deepest_allowed(problem)
-    cuts = cuts[(cuts > 0).all(axis=1)]
-    rule = interval_rule(problem, cuts.max(axis=1))
-    intervals, times = rule.choose(problem.round_s(cuts, micro_batches), problem.aggregation_s(cuts))
+    plans = [cuts for cuts in deepest_allowed(problem) if cuts.all()]
+    rule = interval_rule(problem, np.array([cuts.max() for cuts in plans]))
+    round_s = np.array([problem.round_s(cuts, micro_batches) for cuts in plans])
+    intervals, times = rule.choose(round_s, np.array([problem.aggregation_s(cuts) for cuts in plans]))
     best = int(np.argmin(times))
-    return UniformPlan(int(intervals[best]), cuts[best], float(times[best]))
+    return UniformPlan(int(intervals[best]), plans[best], float(times[best]))

@@ -14,6 +14,7 @@ that need them, which raises these bounds (charges.py).
 
 import heapq
 import itertools
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,23 +22,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
-from adaptsfl.planner.bound import (
-    best_uniform,
-    bounds_by_deepest,
-    cut_times,
-    least_server_flops,
-    least_terms,
-    least_terms_of,
-    slowest_devices,
-)
+from adaptsfl.planner.bound import best_uniform, bounds_by_deepest, cut_times, least_terms
+from adaptsfl.planner.choices import Choice, Floor, best_with, every_choice, worthwhile
 from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting
-from adaptsfl.planner.interval import IntervalRule, interval_rule
+from adaptsfl.planner.interval import IntervalRule, Rules
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
-from adaptsfl.planner.terms import Terms
 
 TOLERANCE = 1e-11  # a box that could save less than this share of the best time is closed
 SHAVED_FROM = 200_000  # number of times in a box above which `shave` costs less than the grids it saves
 CHARGED_AFTER = 24  # boxes after which charges cost less than the boxes they save; easy problems need fewer
+FIRST_TURN = 8  # boxes of a search before the searches for other k and types of numbers have their turn
+KEPT = 10_000_000  # size of a search's table above which it is computed anew in every turn, to save memory
 WORTHWHILE = 0.9  # shrink again only while some range falls below this share of its size
 
 
@@ -76,102 +71,108 @@ class Incumbent:
         """The search looks only for plans that are faster than this."""
         return self.time_s * (1 - TOLERANCE)
 
+    def keep(self, time_s: float, interval: int, cuts: IntArray, choice: Choice) -> None:
+        """Keep a plan if it is the best so far; `time_s` includes the factor of the type of numbers."""
+        if time_s < self.time_s or not self.cuts.size:
+            self.time_s, self.interval, self.cuts = time_s, interval, cuts
+            self.micro_batches, self.wire_dtype = choice.micro_batches, choice.wire_dtype
+
 
 def run_all(problem: PlanProblem, best: Incumbent, deadline: float) -> tuple[float, int]:
     """Search for every k and type of numbers; return the smallest bound of the open boxes, and the boxes bounded.
 
-    The searches whose bounds are the lowest come first. A plan that is the best so far is tried with every other k and
-    type too, so that most searches end at their bounds.
+    The searches take turns, those with the lowest bounds first, and each turn is twice as long as the one before: the
+    lowest bound says little about where the best plan is. A plan that is the best so far is tried with every other k
+    and type too, so that most searches end at their bounds.
     """
-    choices = [(problem.sent_as(wire), Terms(k)) for wire in problem.wire_dtypes for k in problem.micro_batches]
-    if len(choices) == 1:
-        search = _Search(*choices[0], best)
-        return search.run(deadline), search.nodes
-    bounds = _choice_bounds(problem, choices)
-    order = sorted(range(len(choices)), key=lambda index: bounds[index])
-    open_bound_s, nodes, tried_s = np.inf, 0, np.inf
-    for index in order:
-        if bounds[index] >= best.goal_s and best.cuts.size:
-            break
-        if time.perf_counter() > deadline and nodes:
-            return min(open_bound_s, bounds[index]), nodes
-        search = _Search(*choices[index], best)
-        if best.time_s < tried_s:
-            tried_s = _try_choices(choices, best)
-        open_bound_s = min(open_bound_s, search.run(deadline))
-        nodes += search.nodes
-        if best.time_s < tried_s:
-            tried_s = _try_choices(choices, best)
-    return open_bound_s, nodes
+    every, rules = every_choice(problem), Rules(problem)
+    choices, floor = worthwhile(problem, every), Floor(problem, rules)
+    searches = [_Search(choice, best, rules, floor) for choice in choices]
+    first = min(searches, key=lambda search: search.bound_s).choice
+    start = best_uniform(first.problem, first.micro_batches)
+    best.keep(start.time_s * first.factor, start.interval, start.cuts, first)
+    _try(best, choices, rules)
+    boxes = FIRST_TURN if len(choices) > 1 else sys.maxsize
+    while any(search.is_open for search in searches) and (boxes == FIRST_TURN or time.perf_counter() <= deadline):
+        for search in sorted(searches, key=lambda search: search.bound_s):
+            before_s = best.time_s
+            search.advance(boxes, deadline)
+            if best.time_s < before_s:
+                _try(best, choices, rules)
+        boxes *= 2
+    _try(best, every, rules)
+    return min(search.bound_s for search in searches), sum(search.nodes for search in searches)
 
 
-def _choice_bounds(problem: PlanProblem, choices: Sequence[tuple[PlanProblem, Terms]]) -> list[float]:
-    """Return a time for each choice that none of its plans beats."""
-    some, flops = slowest_devices(problem), least_server_flops(problem)
-    bounds = []
-    for sent, terms in choices:
-        least = least_terms_of(sent, terms, some)
-        bounds.append(sent.rounds_factor * float(bounds_by_deepest(sent, least, terms, flops).min()))
-    return bounds
-
-
-def _try_choices(choices: Sequence[tuple[PlanProblem, Terms]], best: Incumbent) -> float:
-    """Try the cuts of the best plan with every k and type of numbers; return the best time."""
-    cuts = best.cuts
-    rule, aggregation_s = interval_rule(choices[0][0], int(cuts.max())), choices[0][0].aggregation_s(cuts)
-    for sent, terms in choices:
-        interval, time_s = rule.choose(sent.round_s(cuts, terms.micro_batches), aggregation_s)
-        if time_s * sent.rounds_factor < best.time_s:
-            best.time_s, best.interval = float(time_s * sent.rounds_factor), int(interval)
-            best.micro_batches, best.wire_dtype = terms.micro_batches, sent.costs.wire_dtype
-    return best.time_s
+def _try(best: Incumbent, choices: Sequence[Choice], rules: Rules) -> None:
+    """Try the cuts of the best plan with every k and type of numbers; of those that tie, keep the first."""
+    if len(choices) > 1:
+        best.time_s, best.interval, choice = best_with(best.cuts, choices, rules)
+        best.micro_batches, best.wire_dtype = choice.micro_batches, choice.wire_dtype
 
 
 class _Search:
     """The search for one k and one type of numbers: the best plan so far, and the data to look for a better one."""
 
-    def __init__(self, problem: PlanProblem, terms: Terms, best: Incumbent) -> None:
-        self.problem, self.terms, self.best = problem, terms, best
-        self.server = ServerLoad(problem, terms.micro_batches)
-        self.times = cut_times(problem, terms)  # (terms, L, N)
-        self.least = least_terms(problem, self.times)
-        self.times[0][~problem.allowed] = np.inf
-        self.rules: dict[int, IntervalRule] = {}
-        self.nodes = 0
-        start = best_uniform(problem, terms.micro_batches)
-        self.keep(start.time_s, start.interval, start.cuts)
+    def __init__(self, choice: Choice, best: Incumbent, rule: Rules, floor: Floor) -> None:
+        self.choice, self.problem, self.terms = choice, choice.problem, choice.terms
+        self.best, self.rule, self.floor = best, rule, floor
+        self.floor_s = floor.bounds_s(choice)
+        self.server = ServerLoad(self.problem, self.terms.micro_batches)
+        self.nodes, self.most = 0, 0
+        self.times: FloatArray | None = None
+        self.boxes: list[tuple[float, int, Box]] | None = None  # a heap; None before the first turn
+        self._order = itertools.count()  # among equal bounds, the oldest box comes first
+
+    @property
+    def bound_s(self) -> float:
+        """No plan that is left to search is faster, with the factor of the type; infinite if none is left."""
+        if self.boxes is None:
+            return float(self.floor_s.min())
+        return self.boxes[0][0] * self.choice.factor if self.boxes else np.inf
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there can be a plan that is better than the best so far."""
+        return self.bound_s < self.best.goal_s
 
     @property
     def goal_s(self) -> float:
         """The search looks only for plans that are faster than this, before the factor of the type of numbers."""
-        return self.best.goal_s / self.problem.rounds_factor
+        return self.best.goal_s / self.choice.factor
 
-    def keep(self, time_s: float, interval: int, cuts: IntArray) -> None:
-        """Keep a plan if it is the best so far; `time_s` is before the factor of the type of numbers."""
-        time_s *= self.problem.rounds_factor
-        if time_s < self.best.time_s or not self.best.cuts.size:
-            self.best.time_s, self.best.interval, self.best.cuts = time_s, interval, cuts
-            self.best.micro_batches, self.best.wire_dtype = self.terms.micro_batches, self.problem.costs.wire_dtype
+    def advance(self, boxes: int, deadline: float) -> None:
+        """Search until done, until so many boxes are bounded, or until `deadline`."""
+        if not self.is_open:
+            return
+        if self.boxes is None:
+            self.begin()
+        last = self.nodes + boxes
+        while self.boxes and self.is_open and self.nodes < last and time.perf_counter() <= deadline:
+            for bound_s, child in self.expand(heapq.heappop(self.boxes)[-1]):
+                heapq.heappush(self.boxes, (bound_s, next(self._order), child))
+        if self.table.size > KEPT or not self.is_open:
+            self.times = None
 
-    def rule(self, deepest: int) -> IntervalRule:
-        """Return the rule for this L_c, created on first use."""
-        if deepest not in self.rules:
-            self.rules[deepest] = interval_rule(self.problem, deepest)
-        return self.rules[deepest]
+    def begin(self) -> None:
+        """Put the roots on the heap: one for every deepest cut, up to the last one whose bound is open."""
+        self.most = int(np.flatnonzero(self.floor_s < self.best.goal_s)[-1]) + 1
+        times = cut_times(self.problem, self.terms, self.most)
+        self.least = least_terms(self.problem, times)
+        bounds_s = bounds_by_deepest(self.problem, self.least, self.floor.flops, self.rule, self.terms)
+        deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(bounds_s)))
+        self.boxes = [(float(bounds_s[m - 1]), next(self._order), self.root(m)) for m in deepest]
+        heapq.heapify(self.boxes)
+        times[0][~self.problem.allowed[: self.most]] = np.inf
+        self.times = times
 
-    def run(self, deadline: float) -> float:
-        """Search until done or until `deadline`; return the smallest bound of the open boxes, infinite if none."""
-        order = itertools.count()  # among equal bounds, the oldest box comes first
-        bounds = bounds_by_deepest(self.problem, self.least, self.terms)
-        deepest = (int(m) + 1 for m in np.flatnonzero(np.isfinite(bounds)))
-        boxes = [(bounds[m - 1], next(order), self.root(m)) for m in deepest]
-        heapq.heapify(boxes)
-        while boxes and boxes[0][0] < self.goal_s:
-            if time.perf_counter() > deadline:
-                return float(boxes[0][0]) * self.problem.rounds_factor
-            for bound_s, child in self.expand(heapq.heappop(boxes)[-1]):
-                heapq.heappush(boxes, (bound_s, next(order), child))
-        return np.inf
+    @property
+    def table(self) -> FloatArray:
+        """The time of every cut up to `most` of every device for every maximum: shape (terms, most, N)."""
+        if self.times is None:
+            self.times = cut_times(self.problem, self.terms, self.most)
+            self.times[0][~self.problem.allowed[: self.most]] = np.inf
+        return self.times
 
     def root(self, deepest: int) -> Box:
         """Return the box of all plans whose deepest cut is `deepest`."""
@@ -180,11 +181,11 @@ class _Search:
 
     def offer(self, deepest: int, thresholds: FloatArray) -> None:
         """Keep the plan that these thresholds determine, if it is the best so far."""
-        cuts = deepest_cuts(fitting(self.times[:, :deepest], thresholds))
+        cuts = deepest_cuts(fitting(self.table[:, :deepest], thresholds))
         rule = self.rule(int(cuts.max()))
         round_s = self.problem.round_s(cuts, self.terms.micro_batches)
         interval, time_s = rule.choose(round_s, self.problem.aggregation_s(cuts))
-        self.keep(float(time_s), int(interval), cuts)
+        self.best.keep(float(time_s) * self.choice.factor, int(interval), cuts, self.choice)
 
     def expand(self, box: Box) -> list[tuple[float, Box]]:
         """Shrink the box, bound a grid of cells inside it, and return the boxes that remain to be searched."""
@@ -207,7 +208,7 @@ class _Search:
 
     def shrink(self, box: Box, rule: IntervalRule) -> tuple[Box, Corners] | None:
         """Return the box with its corners moved inwards as far as the best time so far allows; None if it is empty."""
-        times = self.times[:, : box.deepest]
+        times = self.table[:, : box.deepest]
         times = times if box.active.size == self.problem.devices else times[:, :, box.active]
         low, high = box.low.copy(), box.high
         while True:
@@ -245,10 +246,10 @@ class _Search:
             return None
         turn_s = self.server.turn_s(box.settled_flops + float(self.server.flops[cuts].sum()))
         exchanged_s = self.server.exchanged_s(box.settled_bits + float(self.server.bits[cuts].sum()), box.deepest)
-        round_s = float(self.terms.round_s(low[:-2], turn_s))
+        round_s = max(box.round_s[0], float(self.terms.round_s(low[:-2], turn_s)))
         exchange_s = np.maximum(low[-2:], exchanged_s)
         aggregation_s = float(exchange_s.sum()) + self.server.averaging_s(box.deepest)
-        cap_s = rule.round_cap_s(self.goal_s, aggregation_s)
+        cap_s = min(rule.round_cap_s(self.goal_s, aggregation_s), box.round_s[1])
         if cap_s <= round_s:
             return None
         spare_s = rule.aggregation_cap_s(self.goal_s, round_s) - aggregation_s

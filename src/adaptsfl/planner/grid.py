@@ -11,10 +11,12 @@ from adaptsfl.planner.charges import Threshold, charged_flops
 from adaptsfl.planner.interval import IntervalRule
 from adaptsfl.planner.problem import PlanProblem
 from adaptsfl.planner.staircase import Climb, climbs, grid_sums, merged, own_sums
-from adaptsfl.planner.terms import UNDIVIDED, Terms
+from adaptsfl.planner.terms import CAPPED, ROUND, ROUNDING, UNDIVIDED, Terms
 
 BANDS = 64  # rows and columns of a grid, at most
 MERGED_UP_TO = 50_000  # up to this many useful cuts, a grid keeps all climbs in memory and can charge
+APART = 1e-9  # candidates of A whose difference is a smaller share are in one band
+LAST = 1e-9  # the weight of effects of maxima that A limits: boxes are cut along them where nothing else is left
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Box:
     active: IntArray
     settled_flops: float = 0.0
     settled_bits: float = 0.0
+    round_s: tuple[float, float] = (0.0, np.inf)  # the least and the largest A; only boxes with k > 1 are cut along A
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,13 @@ class Grid:
         self.useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are no device's deepest in this box
         self.values = [_candidates(low, term[self.useful]) for low, term in zip(box.low, corners.times, strict=True)]
         self.high = np.array([values[-1] for values in self.values])
-        self.axes = tuple(int(term) for term in np.argsort(-self._effects(box.low, self.high))[:2])
-        self.bands = [_Bands(self.values[term]) for term in self.axes]
+        self.least_turn_s = self._turn_s(deepest_cuts(corners.fits))
+        self.round_s = max(box.round_s[0], float(self.maxima.round_s(box.low[:-2], self.least_turn_s)))
+        if self.maxima.micro_batches > 1:
+            self.needed_s = self.maxima.needed_s(corners.times, box.low, self.least_turn_s)
+            self.values.append(_candidates(self.round_s, self.needed_s[self.useful]))
+        self.axes = self._axes()
+        self.bands = [(_RoundBands if term == ROUND else _Bands)(self.values[term]) for term in self.axes]
         self.shape = (self.bands[0].size, self.bands[1].size)
         small = np.count_nonzero(self.useful) <= MERGED_UP_TO
         rising: Iterable[Climb] = [merged(self._climbs())] if small else self._climbs()
@@ -114,17 +122,34 @@ class Grid:
         sums = grid_sums(rising, corners.low_cuts, weights, self.shape)
         self.turn_s = server.turn_s(box.settled_flops + sums.totals[0])
         self.exchanged_s = server.exchanged_s(box.settled_bits + sums.totals[1], box.deepest)
-        self.low_s = self._terms(box.low, [bands.low for bands in self.bands])
-        self.high_s = self._terms(self.high, [bands.high for bands in self.bands])
-        self.bound_s = self._times(sums.complete, self.turn_s, self.low_s, self.maxima)
+        self.low_s, self.high_s = self._terms(upper=False), self._terms(upper=True)
+        self.least_round_s = self._least_rounds()
+        self.bound_s = self._times(sums.complete, self.turn_s, self.low_s, self.maxima, self.least_round_s)
         if charged and small:
             self._charge(rising, goal_s)
         self.alive = self.bound_s < goal_s
         self.upper_s = self._times(self.alive, self.turn_s, self.high_s, self.maxima)
 
+    def _turn_s(self, cuts: IntArray) -> float:
+        """Return the server's turn if the active devices take these cuts."""
+        return float(self.server.turn_s(self.box.settled_flops + float(self.server.flops[cuts].sum())))
+
+    def _needed(self, term: int) -> FloatArray:
+        """Return the value of a threshold that each cut needs: shape (m, n)."""
+        return self.needed_s if term == ROUND else self.corners.times[term]
+
+    def _axes(self) -> tuple[int, int]:
+        """Return the two thresholds with the largest effect on the time; A stands for those that it alone limits."""
+        effects = self._effects(self.box.low, self.high)
+        if self.maxima.micro_batches > 1:
+            effects = np.append(effects, self.values[ROUND][-1] - self.round_s)
+            effects[CAPPED] *= LAST  # they are cut only where nothing else is left to cut
+        first, second = np.argsort(-effects)[:2]
+        return int(first), int(second)
+
     def _climbs(self) -> Iterator[Climb]:
         rows, columns = (
-            bands.first_admitting(self.corners.times[term]) for term, bands in zip(self.axes, self.bands, strict=True)
+            bands.first_admitting(self._needed(term)) for term, bands in zip(self.axes, self.bands, strict=True)
         )
         return climbs(rows, columns, self.useful, self.corners.low_cuts, never=self.shape[1])
 
@@ -150,20 +175,20 @@ class Grid:
         others = [term for term in range(4) if rows[term] not in self.axes]
         worth = self.server.flops_per_s / parts / np.array([1.0, 1.0, interval, interval])
         thresholds = [Threshold(self.corners.times[rows[term]], base[term], worth[term]) for term in others]
-        charged_s = self.server.turn_s(self._charged_flops(rising, self._upper_corner(row, column), thresholds)) * parts
+        charged_s = self.server.turn_s(self._charged_flops(rising, (row, column), thresholds)) * parts
         # For any base: max(T, exchange) ≥ min(max(low, exchange), base) + max(T − base, 0), and the last is charged.
         terms[others] = np.minimum(terms[others], base[others][:, None, None])
-        bound_s = self._times(cells, charged_s, terms, UNDIVIDED)
+        bound_s = self._times(cells, charged_s, terms, UNDIVIDED, self.least_round_s)
         if others[-1] >= 2:  # T5 or T6
             terms[2] += np.maximum(charged_s - turns_s, 0.0) * interval
             bound_s = np.minimum(bound_s, self._times(cells, turns_s, terms, UNDIVIDED))
         self.bound_s[cells] = np.maximum(self.bound_s, bound_s)[cells]
 
-    def _charged_flops(self, rising: Iterable[Climb], corner: FloatArray, thresholds: list[Threshold]) -> FloatArray:
-        """Return the server's work and the charges in every cell; cuts up to `corner` compete for the thresholds."""
+    def _charged_flops(self, rising: Iterable[Climb], cell: tuple[int, int], thresholds: list[Threshold]) -> FloatArray:
+        """Return the server's work and the charges in every cell; the cuts of `cell` compete for the thresholds."""
         fits = self.useful
-        for term in self.axes:
-            fits = fits & (self.corners.times[term] <= corner[term])
+        for term, bands, band in zip(self.axes, self.bands, cell, strict=True):
+            fits = fits & (self._needed(term) <= bands.high[band])
         base, flops = self.corners.low_cuts, self.server.flops[: self.box.deepest + 1]
         weights = charged_flops(flops, self.useful, base, deepest_cuts(fits), thresholds, self.server.flops_unit)
         return self.box.settled_flops + own_sums(rising, base, weights, self.shape)
@@ -189,10 +214,21 @@ class Grid:
         alive = (self.bound_s < goal_s) & (self.bound_s < self.upper_s)
         if not alive.any():
             return []
-        row, column = self._least(np.where(alive, self.bound_s, np.inf))
-        low, high = self.low_s[:, row, column], self.high_s[:, row, column]
-        term = int(np.argmax(self._effects(low, high)))
+        term = self._widest(*self._least(np.where(alive, self.bound_s, np.inf)))
         return self._split_cells(alive, self.axes.index(term)) if term in self.axes else self._split_range(alive, term)
+
+    def _widest(self, row: int, column: int) -> int:
+        """Return the threshold with the largest effect on the time within a cell."""
+        low, high = self.low_s[:, row, column], self.high_s[:, row, column]
+        effects = self._effects(low, high)
+        if ROUND in self.axes:
+            band = (row, column)[self.axes.index(ROUND)]
+            least_s = max(
+                self.least_round_s[row, column], float(self.maxima.round_s(low[:-2], self.turn_s[row, column]))
+            )
+            effects = np.append(effects, max(self.bands[self.axes.index(ROUND)].high[band] - least_s, 0.0))
+            effects[CAPPED] *= LAST
+        return int(np.argmax(effects))
 
     def _least(self, times: FloatArray) -> tuple[int, int]:
         """Return the row and the column of the cell with the least time."""
@@ -201,31 +237,56 @@ class Grid:
 
     def _upper_corner(self, row: int, column: int) -> FloatArray:
         thresholds = self.high.copy()
-        thresholds[list(self.axes)] = self.bands[0].high[row], self.bands[1].high[column]
+        for term, bands, band in zip(self.axes, self.bands, (row, column), strict=True):
+            if term != ROUND:
+                thresholds[term] = bands.high[band]
+        if ROUND in self.axes:
+            room_s = self._room_s(self.bands[self.axes.index(ROUND)].high[[row, column][self.axes.index(ROUND)]])
+            thresholds[CAPPED] = np.minimum(thresholds[CAPPED], room_s)
         return thresholds
+
+    def _room_s(self, round_s: FloatArray | float) -> FloatArray:
+        return self.maxima.room_s(self.box.low, self.least_turn_s, round_s)
 
     def _effects(self, low: FloatArray, high: FloatArray) -> FloatArray:
         """Return by how much a round takes longer if one maximum rises from `low` to `high`, at the best interval."""
-        turn_s = 0.0 if self.maxima.micro_batches == 1 else float(self.server.turn_s(self.box.settled_flops))
+        turn_s = self.least_turn_s
         round_s = self.maxima.round_s(low[:-2], turn_s)
         interval = float(self.rule.best(round_s, low[-2] + self.averaging_s + low[-1]))
         return np.append(self.maxima.effects_s(low[:-2], high[:-2], turn_s), (high[-2:] - low[-2:]) * (1 / interval))
 
-    def _terms(self, edge: FloatArray, bands: list[FloatArray]) -> FloatArray:
+    def _terms(self, *, upper: bool) -> FloatArray:
         """Return the contribution of each maximum in every cell at one corner: shape (terms, rows, columns)."""
+        edge = self.high if upper else self.box.low
         terms = np.empty((len(edge), *self.shape))
         terms[:] = edge[:, None, None]
-        terms[self.axes[0]] = bands[0][:, None]
-        terms[self.axes[1]] = bands[1]
+        for axis, (term, bands) in enumerate(zip(self.axes, self.bands, strict=True)):
+            if term != ROUND:
+                terms[term] = np.expand_dims(bands.high if upper else bands.low, 1 - axis)
+        if upper and ROUND in self.axes:
+            axis = self.axes.index(ROUND)
+            room_s = np.expand_dims(self._room_s(self.bands[axis].high), 2 - axis)
+            terms[CAPPED] = np.minimum(terms[CAPPED], room_s)
         terms[-2:] = np.maximum(terms[-2:], self.exchanged_s)
         return terms
 
-    def _times(self, cells: BoolArray, turn_s: FloatArray, terms: FloatArray, maxima: Terms) -> FloatArray:
-        """Return the best times of these cells, and infinity for the others."""
+    def _least_rounds(self) -> FloatArray:
+        """Return a lower bound of A in every cell, apart from that by its maxima."""
+        least_s = np.full(self.shape, self.round_s)
+        if ROUND in self.axes:
+            axis = self.axes.index(ROUND)
+            least_s = np.maximum(least_s, np.expand_dims(self.bands[axis].low, 1 - axis))
+        return least_s
+
+    def _times(
+        self, cells: BoolArray, turn_s: FloatArray, terms: FloatArray, maxima: Terms, least_s: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the best times of these cells, where A is at least `least_s`, and infinity for the others."""
         times = np.full(cells.shape, np.inf)
         *of_round, upload, download = terms[:, cells]
         aggregation_s = upload + self.averaging_s + download
         round_s = maxima.round_s(of_round, turn_s[cells])
+        round_s = round_s if least_s is None else np.maximum(round_s, least_s[cells])
         times[cells] = self.rule.best_time_s(round_s, aggregation_s)
         return times
 
@@ -249,11 +310,14 @@ class Grid:
 
     def _around(self, cells: BoolArray, low: FloatArray, high: FloatArray) -> tuple[float, Box]:
         """Return the smallest box between `low` and `high` that contains these cells, and its bound."""
-        low, high = low.copy(), high.copy()
+        low, high, round_s = low.copy(), high.copy(), (self.round_s, self.box.round_s[1])
         for axis, (term, bands) in enumerate(zip(self.axes, self.bands, strict=True)):
             lines = np.flatnonzero(cells.any(axis=1 - axis))
-            low[term], high[term] = bands.low[lines[0]], bands.high[lines[-1]]
-        return float(self.bound_s[cells].min()), replace(self.box, low=low, high=high)
+            if isinstance(bands, _RoundBands):
+                round_s = float(bands.low[lines[0]]), min(round_s[1], float(bands.until[lines[-1]]))
+            else:
+                low[term], high[term] = bands.low[lines[0]], bands.high[lines[-1]]
+        return float(self.bound_s[cells].min()), replace(self.box, low=low, high=high, round_s=round_s)
 
 
 class _Bands:
@@ -261,6 +325,9 @@ class _Bands:
 
     def __init__(self, values: FloatArray) -> None:
         starts = np.unique(np.linspace(0, values.size, BANDS + 1).astype(np.int64)[:-1])
+        self._set(values, starts)
+
+    def _set(self, values: FloatArray, starts: IntArray) -> None:
         self.low = values[starts]
         self.high = values[np.append(starts[1:], values.size) - 1]
         self.size = starts.size
@@ -268,6 +335,22 @@ class _Bands:
     def first_admitting(self, values: FloatArray) -> IntArray:
         """Return the first band whose upper end admits each value."""
         return np.searchsorted(self.high, values)
+
+
+class _RoundBands(_Bands):
+    """Bands of A, which is not one of its candidates: it takes any value from one band to the next.
+
+    Attributes:
+        until: the end of each band. It is a little above the next band's `low`, so that rounding loses no plan between
+            two bands, and below its least candidate. Candidates that are too near each other are in one band.
+    """
+
+    def __init__(self, values: FloatArray) -> None:
+        apart = np.flatnonzero(np.append(True, np.diff(values) > APART * values[1:]))
+        chosen = np.unique(np.linspace(0, apart.size, BANDS + 1).astype(np.int64)[:-1])
+        self._set(values, apart[chosen])
+        self.low[1:] *= 1 - 4 * ROUNDING
+        self.until = np.append(self.low[1:] * (1 + ROUNDING), np.inf)
 
 
 def fitting(times: FloatArray, thresholds: FloatArray) -> BoolArray:

@@ -263,6 +263,21 @@ def interval_rule(problem: PlanProblem, deepest: int | IntArray) -> IntervalRule
             return EnvelopeRule(problem, model, deepest)
 
 
+class Rules:
+    """The rules of one problem, each created on first use; its choices of parts and types of numbers share them."""
+
+    def __init__(self, problem: PlanProblem) -> None:
+        self.problem = problem
+        self._known: dict[int | bytes, IntervalRule] = {}
+
+    def __call__(self, deepest: int | IntArray) -> IntervalRule:
+        """Return the rule for one L_c, or for several at once."""
+        key = deepest.tobytes() if isinstance(deepest, np.ndarray) else deepest
+        if key not in self._known:
+            self._known[key] = interval_rule(self.problem, deepest)
+        return self._known[key]
+
+
 def best_interval(problem: PlanProblem, cuts: IntArray) -> int:
     """Return I* for these cuts, by the rule for the rounds model; 1 if no longer interval makes progress."""
     rule = interval_rule(problem, int(np.max(cuts)))

@@ -10,7 +10,7 @@ import numpy as np
 from adaptsfl import checks, latency
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
 from adaptsfl.convergence import LONGEST_INTERVAL, Form, Intervals, RoundsModel
-from adaptsfl.costs import WIRE_DTYPES, CutCosts
+from adaptsfl.costs import ASSUMED_FACTORS, WIRE_DTYPES, CutCosts
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.fleet import Fleet
 from adaptsfl.latency import PhaseTime
@@ -108,6 +108,11 @@ class PlanProblem:
     def rounds_factor(self) -> float:
         """By how much the rounds grow with the type of numbers that `costs` has; 1 if `wires` does not give it."""
         return 1.0 if self.wires is None else self.wires.get(self.costs.wire_dtype, 1.0)
+
+    @property
+    def assumes_wires(self) -> bool:
+        """Whether the factors of the types of numbers are assumptions that nobody gave or measured."""
+        return self.wires is ASSUMED_FACTORS
 
     def sent_as(self, dtype: str) -> "PlanProblem":
         """Return the same problem with only this type of numbers on the wire."""

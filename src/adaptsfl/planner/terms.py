@@ -14,6 +14,9 @@ from adaptsfl import latency
 from adaptsfl.checks import FloatArray, IntArray
 from adaptsfl.planner.problem import PlanProblem
 
+CAPPED = [1, 3, 4]  # X_k, Y_k and Z, which A alone limits
+ROUND = 7  # A itself, as one more threshold beside the seven maxima
+ROUNDING = 1e-12  # thresholds computed from A are this much higher, so that rounding excludes no cut
 TRACE = 1e-3  # a maximum that alone has no effect may have one together with others
 
 
@@ -79,6 +82,16 @@ class Terms:
         np.fill_diagonal(raised, high)
         times = self.round_s(raised, turn_s)
         return times[:-1] - times[-1] + TRACE * (high - low)
+
+    def needed_s(self, times: FloatArray, low: FloatArray, turn_s: float) -> FloatArray:
+        """Return, for k > 1, the least A of a plan with each cut, if the plan's maxima and turn are at least these."""
+        first_in, first_out = low[0] + turn_s, turn_s + low[2]
+        return np.maximum(np.maximum(times[1] + first_out, times[3] + first_in), times[4])
+
+    def room_s(self, low: FloatArray, turn_s: float, round_s: FloatArray | float) -> FloatArray:
+        """Return, for k > 1, how long X_k, Y_k and Z can be where A is at most `round_s`: shape (3, …)."""
+        room = np.asarray(round_s) * (1 + ROUNDING)
+        return np.stack((room - turn_s - low[2], room - turn_s - low[0], room))
 
 
 UNDIVIDED = Terms()

@@ -1,13 +1,15 @@
 """What would change the plan: other resources, other rounds, another interval, one cut for all."""
 
 import bisect
+import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 from adaptsfl.errors import InfeasiblePlan, InvalidInput
 from adaptsfl.fleet import FIXED, SERVER_FIXED
 from adaptsfl.planner import exact
 from adaptsfl.planner.bound import best_uniform
-from adaptsfl.planner.problem import Plan, PlanProblem, time_ratio
+from adaptsfl.planner.problem import Plan, PlanProblem, explained, time_ratio
 
 RESOURCES = {
     "device compute": ("flops",),
@@ -18,6 +20,7 @@ RESOURCES = {
 }
 FIXED_SECONDS = {"fixed seconds": (*FIXED, *(f"server.{name}" for name in SERVER_FIXED))}
 FACTORS = (0.5, 2.0)
+EXACT = "float32"  # numbers on the wire as they are
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,65 @@ class Alternative:
     interval: int
     cuts: tuple[int, int]  # shallowest and deepest
     ratio: float
+
+
+@dataclass(frozen=True)
+class Without:
+    """What the time is without a choice that the plan makes: whole mini-batches, exact numbers, or both.
+
+    Attributes:
+        title: what is left out: parts, smaller types, or both.
+        replanned: whether interval and cuts, and the other choice, are planned anew.
+        plan: the plan without it.
+        ratio: its time divided by that of the given plan.
+    """
+
+    title: str
+    replanned: bool
+    plan: Plan
+    ratio: float
+
+
+def without(problem: PlanProblem, plan: Plan, time_limit_s: float = float("inf")) -> list[Without]:
+    """Leave out parts of mini-batches, smaller types of numbers, and both; keep the rest, and plan it anew.
+
+    What the plan does not use is not left out. Each new plan may take `time_limit_s`.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    if plan.micro_batches > 1:
+        changes["parts"] = {"micro_batches": 1}
+    if problem.wires is not None and plan.wire_dtype != EXACT:
+        changes["smaller types"] = {"wire_dtype": EXACT}
+    if len(changes) > 1:
+        changes["both"] = {"micro_batches": 1, "wire_dtype": EXACT}
+    rows = []
+    for replanned, (title, change) in itertools.product((False, True), changes.items()):
+        if replanned:
+            other = problem.sent_as(EXACT) if "wire_dtype" in change else problem
+            other = replace(other, micro_batches=(1,)) if "micro_batches" in change else other
+            found = exact.solve(other, time_limit_s=time_limit_s)
+        else:
+            found = _kept(problem, plan, **change)
+        ratio = time_ratio(found.predicted_time_s, plan.predicted_time_s)
+        rows.append(Without(title, replanned, found, ratio))
+    return rows
+
+
+def _kept(problem: PlanProblem, plan: Plan, **changes: Any) -> Plan:
+    """Return the plan with another number of parts or type of numbers, and its evidence."""
+    other = replace(plan, **changes)
+    return explained(
+        problem,
+        other.interval,
+        other.cuts,
+        micro_batches=other.micro_batches,
+        wire_dtype=other.wire_dtype,
+        lower_bound_s=0.0,
+        proven=False,
+        solver=plan.solver,
+        solve_s=0.0,
+        nodes=0,
+    )
 
 
 def sensitivity(problem: PlanProblem, plan: Plan, time_limit_s: float = float("inf")) -> list[Sensitivity]:
@@ -95,9 +157,6 @@ def alternatives(problem: PlanProblem, plan: Plan) -> list[Alternative]:
         time_s = problem.time_of(replace(plan, interval=interval))
         spread = (int(plan.cuts.min()), plan.deepest)
         rows.append(Alternative("same cuts", interval, spread, time_ratio(time_s, plan.predicted_time_s)))
-    if plan.micro_batches > 1:
-        ratio = time_ratio(problem.time_of(replace(plan, micro_batches=1)), plan.predicted_time_s)
-        rows.append(Alternative("whole mini-batches", plan.interval, (int(plan.cuts.min()), plan.deepest), ratio))
     uniform = best_uniform(problem.sent_as(plan.wire_dtype), plan.micro_batches)
     spread = (int(uniform.cuts.min()), int(uniform.cuts.max()))
     title = "one cut for all" if spread[0] == spread[1] else "one cut, or the deepest allowed"

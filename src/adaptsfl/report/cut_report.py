@@ -37,7 +37,8 @@ def cut_data(costs: CutCosts) -> dict[str, Any]:
     fields = ("forward_flops", "backward_flops", "activation_bits", "gradient_bits", "client_model_bits")
     memory = None if costs.memory_bytes is None else costs.memory_bytes.tolist()
     data: dict[str, Any] = {field: getattr(costs, field).tolist() for field in fields}
-    return {**data, "memory_bytes": memory, "names": [costs.name(cut) for cut in range(1, costs.layers + 1)]}
+    names = [costs.name(cut) for cut in range(1, costs.layers + 1)]
+    return {**data, "memory_bytes": memory, "names": names, "wire_dtype": costs.wire_dtype}
 
 
 def check_suffix(path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adaptsfl.convergence import LONGEST_INTERVAL, ConvergenceModel
-from adaptsfl.planner import Alternative, OtherRounds, Plan, PlanProblem, Sensitivity, time_ratio
+from adaptsfl.planner import Alternative, OtherRounds, Plan, PlanProblem, Sensitivity, Without, time_ratio
 from adaptsfl.report.tables import filled_table
 
 MOST_CUTS_SHOWN = 8
@@ -22,11 +22,14 @@ def plan_tables(
     others: Sequence[Alternative],
     sensitivities: Sequence[Sensitivity],
     rounds: Sequence[OtherRounds] = (),
+    choices: Sequence[Without] = (),
 ) -> RenderableType:
     """Return a plan's summary, its phases and, where given, the tables that explain it."""
     size = f"{problem.devices:,} devices, {problem.layers} layers, batches of {problem.batch_size}"
     heading = Text.assemble((title, "bold"), f": {size}\n").append(_headline(problem, plan)).append("\n")
     parts: list[RenderableType] = [heading, _phase_table(plan)]
+    if choices:
+        parts.append(_choices_table(choices))
     if others:
         parts.append(_alternatives_table(others))
     if sensitivities:
@@ -62,6 +65,7 @@ def plan_data(
     others: Sequence[Alternative] = (),
     sensitivities: Sequence[Sensitivity] = (),
     rounds: Sequence[OtherRounds] = (),
+    choices: Sequence[Without] = (),
 ) -> dict[str, Any]:
     """Return the plan and its evidence as plain data; times in seconds, cuts 1-based, one per device."""
     times = ("predicted_time_s", "lower_bound_s", "solve_s", "solver", "nodes")
@@ -82,6 +86,12 @@ def plan_data(
             for phase in plan.phases
         ],
     }
+    if problem.wires is not None:
+        data["wires"], data["wires_assumed"] = dict(problem.wires), problem.assumes_wires
+    if choices:
+        data["without"] = [
+            {**_fields(row, "title", "replanned"), **_new_plan(row.plan), "time_ratio": row.ratio} for row in choices
+        ]
     if others:
         data["alternatives"] = [
             {**_fields(row, "title", "interval"), "cuts": list(row.cuts), "time_ratio": row.ratio} for row in others
@@ -108,9 +118,10 @@ def _fields(row: object, *names: str) -> dict[str, Any]:
 
 
 def _new_plan(best: Plan | None) -> dict[str, Any]:
+    names = ("predicted_time_s", "interval", "micro_batches", "wire_dtype")
     if best is None:
-        return dict.fromkeys(("predicted_time_s", "interval", "cuts"))
-    return {**_fields(best, "predicted_time_s", "interval"), "cuts": [int(best.cuts.min()), best.deepest]}
+        return dict.fromkeys((*names, "cuts"))
+    return {**_fields(best, *names), "cuts": [int(best.cuts.min()), best.deepest]}
 
 
 def seconds(value: float) -> str:
@@ -136,7 +147,7 @@ def _headline(problem: PlanProblem, plan: Plan) -> Text:
     proof = {"optimal": "proven optimal", "limit": f"not proven; at most {plan.gap:.2%} slower than the optimum"}
     lines = [
         f"{often}; {_cut_words(problem, plan)}.",
-        *([f"Every mini-batch goes through a round in {plan.micro_batches} parts."] if plan.micro_batches > 1 else []),
+        *_choice_words(problem, plan),
         _rounds_words(problem, plan),
         f"{plan.solver}: {proof[plan.status]}, in {seconds(plan.solve_s)}.",
     ]
@@ -146,6 +157,23 @@ def _headline(problem: PlanProblem, plan: Plan) -> Text:
         if step > 1:
             lines.append(f"Note: βγ is {step:.3g}, and Theorem 1 holds up to 1: rounds are a guess.")
     return Text("\n".join(lines))
+
+
+def _choice_words(problem: PlanProblem, plan: Plan) -> list[str]:
+    """Say in how many parts and in which type of numbers, and what the types are taken to cost; nothing by default."""
+    words = []
+    if plan.micro_batches > 1:
+        words.append(f"Every mini-batch goes through a round in {plan.micro_batches} parts.")
+    elif len(problem.micro_batches) > 1:
+        words.append("Mini-batches stay whole: no number of parts is faster.")
+    if problem.wires is not None:
+        source = "assumed" if problem.assumes_wires else "given"
+        factors = ", ".join(f"{dtype} {factor:.4g}" for dtype, factor in problem.wires.items())
+        words.append(
+            f"Activations and gradients are sent in {plan.wire_dtype}: {problem.wires[plan.wire_dtype]:.4g} times the "
+            f"rounds, {source}.\nTypes to choose from, with their factors: {factors}."
+        )
+    return words
 
 
 def _rounds_words(problem: PlanProblem, plan: Plan) -> str:
@@ -185,7 +213,27 @@ def _phase_table(plan: Plan) -> Table:
         for phase in plan.phases
     ]
     headings = ("phase", "what happens", "each time", "in total", "share", "bottleneck")
-    return filled_table("Where the time goes", headings, rows, left=("phase", "what happens", "bottleneck"))
+    title = (
+        "Where the time goes" if plan.micro_batches == 1 else "Where the time goes, on the critical path of the parts"
+    )
+    return filled_table(title, headings, rows, left=("phase", "what happens", "bottleneck"))
+
+
+def _choices_table(choices: Sequence[Without]) -> Table:
+    rows = [
+        (
+            f"{row.title}, {'planned anew' if row.replanned else 'rest kept'}",
+            f"{row.plan.interval:,}",
+            _cut_range(row.plan),
+            str(row.plan.micro_batches),
+            row.plan.wire_dtype,
+            f"{'≈ ' if row.replanned and row.plan.status != 'optimal' else ''}{row.ratio:.3g} ×",
+        )
+        for row in choices
+    ]
+    headings = ("without", "interval", "cuts", "parts", "numbers", "time")
+    title = "What parts and types of numbers bring: the time without them"
+    return filled_table(title, headings, rows, left=("without", "cuts", "numbers"))
 
 
 def _alternatives_table(others: Sequence[Alternative]) -> Table:
@@ -200,7 +248,7 @@ def _sensitivity_table(plan: Plan, sensitivities: Sequence[Sensitivity]) -> Tabl
     rows = []
     for resource in dict.fromkeys(row.resource for row in sensitivities):
         new_plans = (found.get((resource, factor)) for factor in factors)
-        cells = [("–", "") if best is None else (_change(best, plan), _short(best)) for best in new_plans]
+        cells = [("–", "") if best is None else (_change(best, plan), _short(best, plan)) for best in new_plans]
         rows.append((resource, *(text for cell in cells for text in cell)))
     headings = ["resource", *(heading for factor in factors for heading in (_factor(factor), "plan"))]
     title = "How the time would change with other resources, planned anew"
@@ -216,7 +264,7 @@ def _rounds_table(problem: PlanProblem, plan: Plan, rounds: Sequence[OtherRounds
             continue
         kept = time_ratio(row.kept_time_s, best.predicted_time_s) - 1
         shown = f"{_unsure(best, plan)}{kept:+.1%}" if np.isfinite(kept) else "makes no progress"
-        rows.append((title, _change(best, plan), _short(best), f"{best.relative_rounds:.3g}", shown))
+        rows.append((title, _change(best, plan), _short(best, plan), f"{best.relative_rounds:.3g}", shown))
     headings = ("model", "time", "plan", "rounds ÷ I = 1", "plan kept")
     title = "If longer intervals cost more or fewer rounds, planned anew"
     return filled_table(title, headings, rows, left=("model", "plan"))
@@ -234,8 +282,14 @@ def _factor(factor: float) -> str:
     return {0.5: "halved", 2.0: "doubled"}.get(factor, f"× {factor:g}")
 
 
-def _short(plan: Plan) -> str:
-    return f"I {plan.interval:,}, cut {_cut_range(plan)}"
+def _short(best: Plan, plan: Plan) -> str:
+    """Return a new plan in few words: parts and type of numbers only where they differ from those of the plan."""
+    words = [f"I {best.interval:,}", f"cut {_cut_range(best)}"]
+    if best.micro_batches != plan.micro_batches:
+        words.append("whole" if best.micro_batches == 1 else f"{best.micro_batches} parts")
+    if best.wire_dtype != plan.wire_dtype:
+        words.append(best.wire_dtype)
+    return ", ".join(words)
 
 
 def _cut_range(plan: Plan) -> str:
