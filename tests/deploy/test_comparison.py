@@ -18,7 +18,7 @@ from adaptsfl.loading import split_model
 from adaptsfl.runs.backend import Learned
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.training import OptimizerSettings
-from adaptsfl.training.precision import ServerGradients, products, rounds_factor
+from adaptsfl.training.precision import ServerGradients, affine_gradient, products, rounds_factor
 from adaptsfl.training.wire_format import Dither, arriving
 from deploy.deployed import PATIENCE_S
 from deploy.in_process import RECIPE, Deployment, deployed
@@ -61,7 +61,7 @@ def by_hand(edge: EdgeModel, sent: dict[int, Tensor], labels: dict[int, Tensor],
     arrived = {}
     for device, x in inputs.items():
         (gradient,) = torch.autograd.grad(losses[device], x, retain_graph=True)
-        arrived[device] = arriving(gradient, dtype, Dither(device, ROUND))
+        arrived[device] = affine_gradient(sent[device], arriving(gradient, dtype, Dither(device, ROUND)))
     return ServerGradients(common, arrived)
 
 

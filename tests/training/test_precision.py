@@ -142,6 +142,19 @@ def test_a_comparison_changes_nothing_and_its_round_is_exact() -> None:
     assert largest_difference(comparing.state(), exact.state()) > 0
 
 
+def test_dropout_is_the_same_for_all_types_and_stays_as_it_was() -> None:
+    model = make_model("vit", width=0.25, depth=2, patch=8, dropout=0.5)
+    engine, batches = (
+        Engine(model, Decision((2,) * 4, 3), OptimizerSettings("sgd", 0.05)),
+        make_batches(model, (3, 32, 32)),
+    )
+    torch.manual_seed(1)
+    found = engine.wire_factors(batches(1), WIRE_DTYPES)
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(1)))
+    assert found["float32"] == 1
+    assert found["int8"] < 1.1
+
+
 def test_what_is_measured_is_near_what_all_gradients_lose() -> None:
     """The gradient of all layers, those of the devices included, which no edge server sees: the truth."""
     model, settings = make_model("vgg_digits", width=0.5, norm="group"), OptimizerSettings("sgd", 0.05)

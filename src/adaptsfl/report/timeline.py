@@ -26,6 +26,8 @@ class Timeline:
     upload_s: FloatArray
     download_s: FloatArray
     backward_s: FloatArray
+    uploading_s: FloatArray  # without the fixed seconds of a link, for which parts that follow one another pay once
+    downloading_s: FloatArray
     server_s: float
     length_s: float  # of the round: when the last device has updated its layers
     parts: int = 1
@@ -38,20 +40,21 @@ class Timeline:
     @property
     def server_end_s(self) -> float:
         """When the server's last turn ends."""
-        arrived_s = self.forward_s + self.upload_s + (self.parts - 1) * np.maximum(self.forward_s, self.upload_s)
+        arrived_s = self.forward_s + self.upload_s + (self.parts - 1) * np.maximum(self.forward_s, self.uploading_s)
         return max(self.server_start_s + self.parts * self.server_s, float(np.max(arrived_s)) + self.server_s)
 
     @property
     def bars(self) -> FloatArray:
         """Start and end of a1, a2, a4 and a5 of every device: shape (4, 2, devices)."""
         f, u, d, g, k = self.forward_s, self.upload_s, self.download_s, self.backward_s, self.parts
+        up, down, more = self.uploading_s, self.downloading_s, self.parts - 1
         first_s, last_s = self.server_start_s + self.server_s, self.server_end_s
-        downloaded_s = np.maximum(last_s + d, first_s + k * d)
-        updated_s = np.maximum(last_s + d + g, first_s + d + g + (k - 1) * np.maximum(d, g))
+        downloaded_s = np.maximum(last_s + d, first_s + d + more * down)
+        updated_s = np.maximum(last_s + d + g, first_s + d + g + more * np.maximum(down, g))
         return np.array(
             (
                 (0 * f, k * f),
-                (f, f + u + (k - 1) * np.maximum(f, u)),
+                (f, f + u + more * np.maximum(f, up)),
                 (first_s + 0 * d, downloaded_s),
                 (np.maximum(first_s + d, k * f), np.maximum(updated_s, k * (f + g))),
             )
@@ -80,6 +83,8 @@ def round_timeline(run: Run, block: Block) -> Timeline | None:
         upload_s=latency.activation_upload_s(*given),
         download_s=latency.gradient_download_s(*given),
         backward_s=latency.client_backward_s(*given),
+        uploading_s=latency.activation_sending_s(*given),
+        downloading_s=latency.gradient_sending_s(*given),
         server_s=float(latency.server_turn_s(*given)),
         length_s=float(latency.round_s(costs, fleet, cuts, run.batch_size, parts)),
         parts=parts,

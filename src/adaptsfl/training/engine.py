@@ -18,7 +18,7 @@ from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import check_statistics, mixes_samples
 from adaptsfl.training.passes import ChunkForward, Passes, Work, add_to, one_after_another
-from adaptsfl.training.precision import ServerGradients, affine_gradient, products, rounds_factor
+from adaptsfl.training.precision import ServerGradients, affine_gradient, products, repeated, rounds_factor
 from adaptsfl.training.ranks import ALONE
 from adaptsfl.training.settings import Batch, OptimizerSettings, Statistics, present_devices, shares_of
 from adaptsfl.training.sharding import Sharding
@@ -181,7 +181,7 @@ class Engine(Trainer):
         at_cut: dict[int, Tensor] = {}
         for device, (_, way) in crossings.items():
             way.observe = partial(_keep_affine_gradient, at_cut, device)
-        with self._unchanged_buffers():
+        with self._unchanged_buffers(), repeated(self.device):
             sums = self._weighted_gradients(Work(batches, shares, own, self.sharding.ranks, crossings))
         common = [tensor for layer in sums[own:] for tensor in layer]
         self.sharding.ranks.all_reduce_sum(common)

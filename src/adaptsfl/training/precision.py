@@ -12,7 +12,8 @@ of the two counts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,14 @@ class ServerGradients:
 
     common: Sequence[Tensor]
     at_cut: Mapping[int, Tensor]
+
+
+@contextmanager
+def repeated(device: torch.device) -> Iterator[None]:
+    """Run with the same random numbers every time, so that gradients of several types have the same dropout."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        yield
 
 
 def affine_gradient(activations: Tensor, gradient: Tensor) -> Tensor:

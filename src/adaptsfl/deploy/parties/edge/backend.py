@@ -49,7 +49,7 @@ class DeployedBackend:
     """
 
     measures = False
-    compares = False
+    compares = True
 
     def __init__(
         self,

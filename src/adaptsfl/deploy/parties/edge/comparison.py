@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adaptsfl.deploy.parties.edge.model import EdgeModel
 from adaptsfl.training.layers import Layer, parameters_of
-from adaptsfl.training.precision import ServerGradients, products, rounds_factor
+from adaptsfl.training.precision import ServerGradients, affine_gradient, products, repeated, rounds_factor
 from adaptsfl.training.reference import ServerSide
 from adaptsfl.training.wire_format import Dither, arriving
 
@@ -30,17 +30,14 @@ def compared(
     targets = [labels[device] for device in present]
     shares = dict(zip(present, weights, strict=True))
     by_number = [shares.get(device, 0.0) for device in range(len(model.server.non_common))]
-    server, random = _apart(model.server), torch.get_rng_state()
+    server = _apart(model.server)
 
     def gradients(dtype: str) -> ServerGradients:
-        torch.set_rng_state(random)  # the same dropout for all types
-        return _gradients(server, dtype, round_, received, targets, weights)
+        with repeated(torch.device("cpu")):
+            return _gradients(server, dtype, round_, received, targets, weights)
 
-    try:
-        exact = gradients("float32")
-        return {dtype: rounds_factor(products(exact, gradients(dtype), by_number)) for dtype in dtypes}
-    finally:
-        torch.set_rng_state(random)
+    exact = gradients("float32")
+    return {dtype: rounds_factor(products(exact, gradients(dtype), by_number)) for dtype in dtypes}
 
 
 def _apart(server: ServerSide) -> ServerSide:
@@ -68,10 +65,10 @@ def _gradients(
         server.receive(device, arriving(activations, dtype).detach())
     server.forward(present, targets, weights)
     sent = server.backward()
-    arrived = {
-        device: arriving(gradient, dtype, Dither(device, round_))
+    at_cut = {
+        device: affine_gradient(received[device], arriving(gradient, dtype, Dither(device, round_)))
         for device, gradient in zip(present, sent, strict=True)
     }
-    found = ServerGradients(server.gradients[: len(parameters_of(server.common))], arrived)
+    found = ServerGradients(server.gradients[: len(parameters_of(server.common))], at_cut)
     server.drop()
     return found

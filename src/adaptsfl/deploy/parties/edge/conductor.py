@@ -107,7 +107,7 @@ class Conductor:
         self.progress = RunProgress(deepest=terms.floor)
         self.reestimates = reestimates(recipe.training, self.model, terms.devices)
         self._last_cuts: tuple[int, ...] = (terms.floor,) * terms.devices
-        self._last_wire = recipe.model.usual_wire_dtype
+        self._last_wire: str = recipe.model.usual_wire_dtype
         self._before_s = self._began = self._noted = 0.0
         self._common_at_close: LayerStates = {}
         self._keeping: Future[None] | None = None
