@@ -24,7 +24,7 @@ import numpy as np
 from adaptsfl.checks import BoolArray, FloatArray, IntArray
 from adaptsfl.planner.bound import best_uniform, bounds_by_deepest, cut_times, least_terms
 from adaptsfl.planner.choices import Choice, Floor, best_with, every_choice, worthwhile
-from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting
+from adaptsfl.planner.grid import Box, Corners, Grid, ServerLoad, deepest_cuts, fitting, least_within
 from adaptsfl.planner.interval import IntervalRule, Rules
 from adaptsfl.planner.problem import Plan, PlanProblem, explained
 
@@ -151,7 +151,7 @@ class _Search:
         while self.boxes and self.is_open and self.nodes < last and time.perf_counter() <= deadline:
             for bound_s, child in self.expand(heapq.heappop(self.boxes)[-1]):
                 heapq.heappush(self.boxes, (bound_s, next(self._order), child))
-        if self.table.size > KEPT or not self.is_open:
+        if not self.is_open or (self.times is not None and self.times.size > KEPT):
             self.times = None
 
     def begin(self) -> None:
@@ -214,8 +214,9 @@ class _Search:
         while True:
             before = high - low
             fits = fitting(times, high)
-            # Each maximum is at least the largest of the devices' minimal times.
-            low = np.maximum(low, np.where(fits, times, np.inf).min(axis=1).max(axis=1, initial=0.0))
+            if np.isfinite(high).any():  # a root's lower corner is what this would give
+                # Each maximum is at least the largest of the devices' minimal times.
+                low = np.maximum(low, least_within(times, fits))
             caps = self.caps(box, fits, low, rule)
             if caps is None:
                 return None

@@ -106,15 +106,14 @@ class Grid:
         self.averaging_s, self.maxima = server.averaging_s(box.deepest), server.terms
         cuts = np.arange(1, box.deepest + 1)[:, None]
         self.useful = corners.fits & (cuts > corners.low_cuts)  # shallower cuts are no device's deepest in this box
-        self.values = [_candidates(low, term[self.useful]) for low, term in zip(box.low, corners.times, strict=True)]
-        self.high = np.array([values[-1] for values in self.values])
+        every = np.where(self.useful, corners.times, 0.0).max(axis=(1, 2))
+        self.high = np.maximum(box.low, every)
         self.least_turn_s = self._turn_s(deepest_cuts(corners.fits))
         self.round_s = max(box.round_s[0], float(self.maxima.round_s(box.low[:-2], self.least_turn_s)))
         if self.maxima.micro_batches > 1:
             self.needed_s = self.maxima.needed_s(corners.times, box.low, self.least_turn_s)
-            self.values.append(_candidates(self.round_s, self.needed_s[self.useful]))
         self.axes = self._axes()
-        self.bands = [(_RoundBands if term == ROUND else _Bands)(self.values[term]) for term in self.axes]
+        self.bands = [(_RoundBands if term == ROUND else _Bands)(self._values(term)) for term in self.axes]
         self.shape = (self.bands[0].size, self.bands[1].size)
         small = np.count_nonzero(self.useful) <= MERGED_UP_TO
         rising: Iterable[Climb] = [merged(self._climbs())] if small else self._climbs()
@@ -138,11 +137,15 @@ class Grid:
         """Return the value of a threshold that each cut needs: shape (m, n)."""
         return self.needed_s if term == ROUND else self.corners.times[term]
 
+    def _values(self, term: int) -> FloatArray:
+        """Return the values of a threshold at which some cut becomes available in this box, after the least one."""
+        return _candidates(self.round_s if term == ROUND else self.box.low[term], self._needed(term)[self.useful])
+
     def _axes(self) -> tuple[int, int]:
         """Return the two thresholds with the largest effect on the time; A stands for those that it alone limits."""
         effects = self._effects(self.box.low, self.high)
         if self.maxima.micro_batches > 1:
-            effects = np.append(effects, self.values[ROUND][-1] - self.round_s)
+            effects = np.append(effects, max(float(self.needed_s[self.useful].max()) - self.round_s, 0.0))
             effects[CAPPED] *= LAST  # they are cut only where nothing else is left to cut
         first, second = np.argsort(-effects)[:2]
         return int(first), int(second)
@@ -302,7 +305,7 @@ class Grid:
 
     def _split_range(self, alive: BoolArray, term: int) -> list[tuple[float, Box]]:
         """Halve the range of a threshold that is not an axis, at the candidate nearest to its middle."""
-        values = self.values[term]
+        values = self._values(term)
         middle = int(np.clip(np.searchsorted(values, (values[0] + values[-1]) / 2), 1, values.size - 1))
         below, above = self.high.copy(), self.box.low.copy()
         below[term], above[term] = values[middle - 1], values[middle]
@@ -359,6 +362,13 @@ def fitting(times: FloatArray, thresholds: FloatArray) -> BoolArray:
     for term, threshold in zip(times, thresholds, strict=True):
         fits &= term <= threshold
     return fits
+
+
+def least_within(times: FloatArray, fits: BoolArray) -> FloatArray:
+    """Return, for each maximum, the largest of the devices' minimal times among the cuts that fit."""
+    excluded = np.where(fits, 0.0, np.inf)
+    own = np.empty_like(excluded)  # one array for all terms: large ones take longer to get than to fill
+    return np.array([np.add(term, excluded, out=own).min(axis=0).max(initial=0.0) for term in times])
 
 
 def deepest_cuts(fits: BoolArray) -> IntArray:
