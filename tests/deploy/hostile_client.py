@@ -310,7 +310,7 @@ class Liar(Hostile):
     def batch(self, **changes: Any) -> tuple[wire.Activations, Tensor, Tensor]:
         """A header as it should be, but for changes, with labels and activations."""
         shapes = self.deployment.conductor.shapes
-        samples = shapes.batch_size // self.plan.micro_batches
+        samples = shapes.batch_size // max(1, self.plan.micro_batches)
         shape = (samples, *shapes.activations[self.plan.cut - 1])
         labels = torch.zeros((samples, *shapes.labels), dtype=torch.int64)
         header, _ = pack(torch.zeros(shape), "float32")

@@ -19,6 +19,7 @@ from adaptsfl.deploy.parties.device.party import DeviceParty
 from adaptsfl.deploy.parties.edge import conductor as conducting
 from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.sessions import WHOLE
 from adaptsfl.deploy.protocol import EdgeProtocol, events
 from adaptsfl.deploy.protocol.actions import EvaluateBatch, SendEvaluated
 from adaptsfl.deploy.protocol.state import Rules
@@ -456,8 +457,8 @@ def test_people_see_how_much_has_come_and_gone(tmp_path: Path) -> None:
             await here.finish(started(here, *[DeviceParty] * 3))
             status, shapes = here.conductor.board.status, here.conductor.shapes
             labels = 8 * shapes.batch_size
-            assert status.received_bytes == 3 * 3 * (shapes.size(2) + labels)
-            assert 0 < status.sent_bytes <= 3 * 3 * shapes.size(2)
+            assert status.received_bytes == 3 * 3 * (shapes.size(2, WHOLE) + labels)
+            assert 0 < status.sent_bytes <= 3 * 3 * shapes.size(2, WHOLE)
             assert status.received_bps > 0
             assert status.sent_bps > 0
             assert all(device.forward_s and device.backward_s for device in status.devices)
@@ -470,7 +471,7 @@ def test_a_download_counts_by_its_own_size(tmp_path: Path) -> None:
 
     class Told(DeviceParty):
         async def _send(self, stream: Any, round_: int) -> None:
-            self._downlink = float(round_)
+            self._training()._downlink = float(round_)
             await super()._send(stream, round_)
 
     async def scenario() -> None:
@@ -485,7 +486,7 @@ def test_a_download_counts_by_its_own_size(tmp_path: Path) -> None:
 
             here.conductor.measured.device = device  # type: ignore[method-assign]
             await here.finish(started(here, *[Told] * 3))
-            deep, shallow = (8 * here.conductor.shapes.size(cut) for cut in (5, 1))
+            deep, shallow = (8 * here.conductor.shapes.size(cut, WHOLE) for cut in (5, 1))
             assert deep != shallow
             assert counted == [(1, 0), (2, deep), (3, shallow)]
 
