@@ -1,4 +1,4 @@
-"""Wall time to accuracies on shaped links: AdaptSFL as in the paper, with parts, with int8 on the wire, and with both.
+"""Wall time to accuracies on shaped links: AdaptSFL as in the paper, with types of numbers, parts, and both to choose.
 
 The links, processes and data are those of live.py in its steady setting; here only what is sent, and how, differs. The
 ways take turns, seed by seed.
@@ -26,8 +26,8 @@ from rich.table import Table
 from adaptsfl.deploy.security.certs import make_certificates
 
 ACCURACIES = (0.8, 0.9, 0.95)
-PARTS, INT8 = 'planner.micro_batches="auto"', 'model.wire_dtype="int8"'
-WAYS: dict[str, tuple[str, ...]] = {"paper": (), "parts": (PARTS,), "int8": (INT8,), "parts, int8": (PARTS, INT8)}
+PARTS, TYPES = 'planner.micro_batches="auto"', 'model.wire_dtype="auto"'
+WAYS: dict[str, tuple[str, ...]] = {"paper": (), "types": (TYPES,), "parts": (PARTS,), "both": (PARTS, TYPES)}
 LIMIT_S = 240.0
 
 
@@ -93,7 +93,7 @@ def main() -> None:
         for seed, way in [(seed, way) for seed in range(options.seeds) for way in options.only or WAYS]:
             if (way, seed) in done:
                 continue
-            found = run(way, seed, Path(scratch) / f"{way}-{seed}".replace(", ", "-"), certs, options.limit)
+            found = run(way, seed, Path(scratch) / f"{way}-{seed}", certs, options.limit)
             results.append(found)
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(found) + "\n")
