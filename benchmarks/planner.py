@@ -14,6 +14,7 @@ decades, so that nearly all cuts are in use.
     python benchmarks/planner.py                     # about 15 minutes, most of it HiGHS
     python benchmarks/planner.py --quick             # a minute
     python benchmarks/planner.py --only bottleneck   # only the problems whose server is the bottleneck
+    python benchmarks/planner.py --only choices      # only those with parts and types of numbers to choose from
 
 Times are seconds of the process's own CPU time, which other work on the machine disturbs little; ratios are within one
 run, and the exact solver's time is the median of three. The table is printed and saved as Markdown, every number beside
@@ -32,6 +33,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from planner_choices import CHOICES_COLUMNS, choices_summary, run_choices
 from planner_problems import BOTTLENECK_LAYERS, INTERVALS, make_bottleneck, make_problem, measured_rounds
 from rich.console import Console
 from rich.table import Table
@@ -296,6 +298,21 @@ machine that other work shares: ratios tell more than seconds. Without it, `exac
 on the wall. The gap is that of the worst problem, after 1 s of CPU time.
 
 {markdown(BOTTLENECK_COLUMNS, bottleneck_summary(bottleneck))}
+
+{choices_section(result, written)}"""
+
+
+def choices_section(result: dict[str, Any], written: dict[str, str]) -> str:
+    """Return the section on parts and types of numbers."""
+    return f"""## Parts of mini-batches and types of numbers
+
+`exact` with 1, 2, 4, 8 and 16 parts and five types of numbers to choose from, against the same problems without
+either; written by {written.get("choices")}. Fleets with fixed seconds have 20 to 80 ms per message and 1 to 5 ms per
+pass: without them more parts are never slower. CPU times are the least of up to three runs; other work on the machine
+makes them longer too, so that ratios tell more. "Own types" is how much faster plans could be if every device had its
+own type: at most the bound; and the estimate, if the factor of a mixture were the mean of its devices' factors.
+
+{markdown(CHOICES_COLUMNS, choices_summary(result.get("choices", [])))}
 """
 
 
@@ -321,14 +338,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller problems")
     parser.add_argument(
         "--only",
-        choices=["rows", "rounds", "bottleneck"],
+        choices=["rows", "rounds", "bottleneck", "choices"],
         help="measure one part, and keep the others as they are saved",
     )
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder for planner.md and planner.json")
     options = parser.parse_args()
     console = Console(width=180)
     file = options.out / "planner.json"
-    parts = {"rows": run, "rounds": run_rounds, "bottleneck": run_bottleneck}
+    parts = {"rows": run, "rounds": run_rounds, "bottleneck": run_bottleneck, "choices": run_choices}
     chosen = list(parts) if options.only is None else [options.only]
     result: dict[str, Any] = {} if options.only is None else json.loads(file.read_text())
     command = "python benchmarks/planner.py" + (" --quick" if options.quick else "")
@@ -342,6 +359,7 @@ def main() -> None:
         "rows": (COLUMNS, summary),
         "rounds": (ROUNDS_COLUMNS, rounds_summary),
         "bottleneck": (BOTTLENECK_COLUMNS, bottleneck_summary),
+        "choices": (CHOICES_COLUMNS, choices_summary),
     }
     for part in chosen:
         columns, lines = tables[part]

@@ -1,11 +1,13 @@
 """The problems of benchmarks/planner.py: VGG-16 on sampled fleets, and fleets whose server is the bottleneck."""
 
+import dataclasses
+
 import numpy as np
 
 from adaptsfl.checks import FloatArray
 from adaptsfl.convergence import Constants, ConvergenceModel, PowerRounds, RoundsModel, RoundsTable
 from adaptsfl.costs import CutCosts
-from adaptsfl.fleet import FLEETS, Fleet, Server
+from adaptsfl.fleet import FIXED, FLEETS, Fleet, Server
 from adaptsfl.paper_costs import vgg16
 from adaptsfl.planner import PlanProblem
 
@@ -25,6 +27,18 @@ def make_problem(fleet: str, devices: int, seed: int) -> PlanProblem:
     server = ("server.flops", "server.to_fed_bps", "server.from_fed_bps")
     sampled = sampled.scaled(devices / DEVICES_PER_SERVER, *server)
     return PlanProblem(sampled, costs, make_bound(costs.layers, devices, rng), BATCH_SIZE)
+
+
+def with_fixed_seconds(problem: PlanProblem, seed: int) -> PlanProblem:
+    """Return the problem with fixed seconds as between phones: 20 to 80 ms a message, 1 to 5 ms a pass."""
+    rng = np.random.default_rng([seed, problem.devices, 1])
+    fixed = {
+        name: rng.uniform(*((0.001, 0.005) if name.endswith("ward_s") else (0.02, 0.08)), problem.devices)
+        for name in FIXED
+    }
+    server = dataclasses.replace(problem.fleet.server, turn_s=0.002)
+    fleet = dataclasses.replace(problem.fleet, server=server).with_rates(fixed)
+    return dataclasses.replace(problem, fleet=fleet)
 
 
 def make_bound(layers: int, devices: int, rng: np.random.Generator) -> ConvergenceModel:

@@ -51,7 +51,7 @@ def test_no_plan_is_faster_than_the_bound_of_its_cell(form, parts, seed):
     maxima = cut_times(problem, Terms(parts))[:, cuts - 1, np.arange(4)].max(axis=2)  # (terms, plans)
     ends = maxima[:, rng.integers(0, len(cuts), 3)]
     rules = Rules(problem)
-    search = _Search(Choice(problem, Terms(parts)), Incumbent(), rules, Floor(problem, rules))
+    search = _Search(Choice(problem, Terms(parts)), Incumbent(), rules, Floor(problem, rules, choices=1))
     search.begin()
     settled = search.settle(Box(4, ends.min(axis=1), ends.max(axis=1), np.arange(4)), search.table)
     if settled is None or not settled[0].active.size:

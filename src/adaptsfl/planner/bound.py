@@ -119,7 +119,9 @@ def best_uniform(problem: PlanProblem, micro_batches: int = 1) -> UniformPlan:
     """Try every cut for all devices, each with its best interval. Its time is before `rounds_factor`."""
     plans = [cuts for cuts in deepest_allowed(problem) if cuts.all()]
     rule = interval_rule(problem, np.array([cuts.max() for cuts in plans]))
-    round_s = np.array([problem.round_s(cuts, micro_batches) for cuts in plans])
-    intervals, times = rule.choose(round_s, np.array([problem.aggregation_s(cuts) for cuts in plans]))
+    step = max(1, AT_ONCE // problem.devices)
+    blocks = [np.array(plans[first : first + step]) for first in range(0, len(plans), step)]
+    round_s = np.concatenate([problem.round_s(cuts, micro_batches) for cuts in blocks])
+    intervals, times = rule.choose(round_s, np.concatenate([problem.aggregation_s(cuts) for cuts in blocks]))
     best = int(np.argmin(times))
     return UniformPlan(int(intervals[best]), plans[best], float(times[best]))

@@ -26,6 +26,7 @@ from adaptsfl.planner.interval import Rules
 from adaptsfl.planner.problem import PlanProblem
 from adaptsfl.planner.terms import Terms
 
+FEW = 10_000  # devices
 TIE = 1e-12  # times that differ by less are equal
 
 
@@ -90,12 +91,18 @@ class Floor:
         flops: the least work that devices leave to the server per data sample, for every L_c.
     """
 
-    def __init__(self, problem: PlanProblem, rules: Rules) -> None:
+    def __init__(self, problem: PlanProblem, rules: Rules, choices: int) -> None:
         self.flops = least_server_flops(problem)
-        self._some, self._ideal, self._rules = slowest_devices(problem), ideal_device(problem.fleet), rules
+        self._rules = rules
+        # With one choice and few devices, to look at all of them takes no longer.
+        self._useful = choices > 1 or problem.devices > FEW
+        if self._useful:
+            self._some, self._ideal = slowest_devices(problem), ideal_device(problem.fleet)
 
     def bounds_s(self, choice: Choice) -> FloatArray:
         """Return, for every L_c, a time that no plan with this choice beats, with the factor of the type."""
+        if not self._useful:
+            return np.zeros(choice.problem.layers)
         least = some_least_terms(choice.problem, choice.terms, self._some, self._ideal)
         return choice.factor * bounds_by_deepest(choice.problem, least, self.flops, self._rules, choice.terms)
 

@@ -86,7 +86,8 @@ def run_all(problem: PlanProblem, best: Incumbent, deadline: float) -> tuple[flo
     and type too, so that most searches end at their bounds.
     """
     every, rules = every_choice(problem), Rules(problem)
-    choices, floor = worthwhile(problem, every), Floor(problem, rules)
+    choices = worthwhile(problem, every)
+    floor = Floor(problem, rules, len(choices))
     searches = [_Search(choice, best, rules, floor) for choice in choices]
     first = min(searches, key=lambda search: search.bound_s).choice
     start = best_uniform(first.problem, first.micro_batches)
