@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from adaptsfl import checks
+from adaptsfl.costs import WIRE_DTYPES
 from adaptsfl.errors import InvalidInput
 
 
@@ -55,6 +56,9 @@ class Decision:
                 problem = f"has {len(self.placed)} entries"
                 raise InvalidInput("decision.placed", problem, f"Give {len(self.cuts)}")
         object.__setattr__(self, "micro_batches", checks.whole_number("decision.micro_batches", self.micro_batches))
+        if self.wire_dtype not in (None, *WIRE_DTYPES):
+            problem = f"is {checks.short(self.wire_dtype)}"
+            raise InvalidInput("decision.wire_dtype", problem, f"Give one of: {', '.join(WIRE_DTYPES)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make decisions picklable, which a `MappingProxyType` is not."""

@@ -1,6 +1,7 @@
 """Plans that also choose the number of parts of a mini-batch and the type of numbers on the wire."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -8,6 +9,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from adaptsfl import planner
+from adaptsfl.planner.choices import Floor, every_choice, worthwhile
+from adaptsfl.planner.grid import Grid
+from adaptsfl.planner.interval import Rules
 from oracle import CLOSE, check_exact, solve
 from problems import Small, by_hand, measured_like, paper_like, server_bound, small_problems
 
@@ -69,6 +73,71 @@ def test_exact_equals_exhaustive_on_networks_with_both_choices(seed, form, monke
     problem = problem if seed % 2 else with_fixed(problem, seed)
     problem = problem if form == "bound" else measured_like(problem, form)
     check_exact(dataclasses.replace(problem, max_interval=60, micro_batches=(1, 2, 4, 8), wires=FACTORS))
+
+
+def names(choices):
+    return {(choice.micro_batches, choice.wire_dtype) for choice in choices}
+
+
+def test_choices_that_are_never_better_are_left_out():
+    """Without fixed seconds the most parts; the first of two equal types, and no type that only has more bits."""
+    problem = dataclasses.replace(paper_like(devices=5, seed=0), micro_batches=(4, 1, 8), wires=FACTORS)
+    types = ("float16", "int8", "int4")
+    assert names(worthwhile(problem, every_choice(problem))) == {(8, dtype) for dtype in types}
+    fixed = with_fixed(problem, 0)
+    assert names(worthwhile(fixed, every_choice(fixed))) == set(itertools.product((1, 4, 8), types))
+    free = dataclasses.replace(problem, wires=dict.fromkeys(FACTORS, 1.5))
+    assert names(worthwhile(free, every_choice(free))) == {(8, "int4")}
+
+
+@settings(max_examples=150)
+@given(small_problems(Small(3, 3, choices=True)))
+def test_the_floor_is_below_every_plan_of_its_choice(problem):
+    """Exhaustive search for one number of parts and one type is the oracle."""
+    rules = Rules(problem)
+    if solve(problem, "exact") is None:
+        return
+    floor = Floor(problem, rules, choices=2)
+    for choice in every_choice(problem):
+        alone = dataclasses.replace(choice.problem, micro_batches=(choice.micro_batches,))
+        best_s = planner.plan(alone, "exhaustive").predicted_time_s
+        assert floor.bounds_s(choice).min() <= best_s * (1 + CLOSE)
+
+
+def test_of_plans_that_tie_the_simplest_is_chosen():
+    """A model that sends nothing: parts and types make no difference."""
+    nothing = np.zeros(3)
+    costs = dataclasses.replace(by_hand().costs, activation_bits=nothing, gradient_bits=nothing, forward_flops=nothing)
+    costs = dataclasses.replace(costs, backward_flops=nothing)
+    plan = planner.plan(by_hand(costs=costs, micro_batches=(2, 1), wires={"float32": 1.0, "int8": 1.0}))
+    assert (plan.micro_batches, plan.wire_dtype) == (1, "float32")
+
+
+@pytest.mark.parametrize("bands", [2, 3, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_boxes_that_are_cut_along_the_time_of_a_round_lose_no_plan(seed, bands, monkeypatch):
+    """The search that cuts boxes along the maxima alone is the oracle, on problems too large for exhaustive search."""
+    problem = server_bound(devices=15, seed=seed)
+    problem = with_fixed(problem, seed) if seed % 2 else problem
+    problem = dataclasses.replace(problem, batch_size=8, micro_batches=(2, 8), wires={"float32": 1.0, "int8": 1.01})
+    monkeypatch.setattr("adaptsfl.planner.grid.BANDS", bands)
+    best = planner.plan(problem)
+    monkeypatch.setattr(Grid, "_axes", lambda grid: np.argsort(-grid._effects(grid.box.low, grid.high))[:2].tolist())
+    along_maxima = planner.plan(problem)
+    assert (best.status, along_maxima.status) == ("optimal", "optimal")
+    assert best.predicted_time_s == pytest.approx(along_maxima.predicted_time_s, rel=CLOSE)
+
+
+@pytest.mark.parametrize("kept", [0, 10**9])
+def test_tables_that_are_dropped_between_turns_change_nothing(kept, monkeypatch):
+    problem = dataclasses.replace(server_bound(devices=12, seed=2), micro_batches=(1, 2, 4, 8), wires=FACTORS)
+    problem = with_fixed(problem, 2)
+    expected = planner.plan(problem)
+    monkeypatch.setattr("adaptsfl.planner.exact.KEPT", kept)
+    monkeypatch.setattr("adaptsfl.planner.exact.FIRST_TURN", 1)
+    plan = planner.plan(problem)
+    assert (plan.status, expected.status) == ("optimal", "optimal")
+    assert plan.predicted_time_s == pytest.approx(expected.predicted_time_s, rel=CLOSE)
 
 
 @settings(max_examples=100)

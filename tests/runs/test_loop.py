@@ -25,6 +25,7 @@ from adaptsfl.runs.deciding import Decider
 from adaptsfl.runs.ending import Ending
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.record import Block, block_line, block_of
+from adaptsfl.runs.wires import WireCosts
 from adaptsfl.training.estimate import ConstantsSample
 
 FLEET = FLEETS["heterogeneous"].sample(3, np.random.default_rng(0))
@@ -183,8 +184,25 @@ def test_the_first_comparison_replaces_what_was_assumed_and_later_ones_count_hal
     list(BlockLoop(Nowhere(compares=True, wire_dtype="auto", rounds=130), policy))
     seen = [observation.wires for observation in policy.seen]
     assert seen[0] == ASSUMED_FACTORS
-    assert [seen[k]["int8"] for k in (1, 6, 7, 12)] == pytest.approx([1.01, 1.01, (1.01 + 1.61) / 2, 1.31])
+    assert [seen[k]["int8"] for k in (1, 6, 7, 12)] == pytest.approx(
+        [1.01, 1.01, 2 / (1 / 1.01 + 1 / 1.61), 2 / (1 / 1.01 + 1 / 1.61)]
+    )
     assert all(factors["float32"] == 1 for factors in seen)
+
+
+def test_one_bad_measurement_is_soon_forgotten_and_types_that_are_not_allowed_any_more_are_left_out() -> None:
+    content = {"model": {"name": "vgg16", "wire_dtype": "auto"}, "planner": {"wires": {"float32": 1.0, "int8": 1.0}}}
+    policy = Told(every(10))
+    policy.precision = True  # type: ignore[misc]
+    costs = WireCosts(parse(Recipe, {**content, "run": {"rounds": 1}}), policy, every=60)
+    (block, *_) = BlockLoop(Nowhere(), Told(every(10)))
+    costs.learn(replace(block, wires={"int8": 1e6, "int4": 1.5}))
+    assert costs.factors == {"float32": 1.0, "int8": 1e6}
+    for expected in (2.0, 4 / 3, 8 / 7):
+        costs.learn(replace(block, wires={"int8": 1.0, "int4": 1.5}))
+        assert costs.factors is not None
+        assert costs.factors["int8"] == pytest.approx(expected, rel=1e-5)
+    assert set(costs.factors) == {"float32", "int8"}
 
 
 def test_constants_and_types_are_not_measured_in_one_block() -> None:

@@ -8,11 +8,11 @@ from adaptsfl.config import Recipe, parse
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.policies import make_policy
+from adaptsfl.runs.ghost_batches import check_parts
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.simulation.backend import SimulatedBackend
 from adaptsfl.simulation.experiment import Experiment
 from adaptsfl.simulation.faults import Faults
-from adaptsfl.simulation.ghost_batches import check_parts
 from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.trainers import TRAINERS
 from adaptsfl.simulation.world import make_world
@@ -129,7 +129,7 @@ def test_recipes_without_ghost_batches_keep_their_identity():
 def test_trainers_without_ghost_batches_refuse_them(trainer):
     decision = Decision((2,) * 3, 3, micro_batches=2)
     training = recipe(training=GHOSTS).training
-    check_parts(decision, training, TRAINERS["engine"], batch_norm=True)
-    check_parts(decision, training, TRAINERS[trainer], batch_norm=False)
+    check_parts(decision, training, batch_norm=True)
+    check_parts(decision, training, batch_norm=False, trainer=trainer, divides=TRAINERS[trainer].divides)
     with pytest.raises(InvalidInput, match=f"batch-norm of trainer '{trainer}' normalises whole mini-batches"):
-        check_parts(decision, training, TRAINERS[trainer], batch_norm=True)
+        check_parts(decision, training, batch_norm=True, trainer=trainer, divides=TRAINERS[trainer].divides)

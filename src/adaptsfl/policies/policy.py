@@ -147,7 +147,6 @@ class Policy(Protocol):
         trainer: the trainer that follows its plans.
         estimates: whether it uses `Observation.convergence`, so that constants must be estimated.
         divergence: whether it uses `Observation.divergence`, so that it must be measured.
-        precision: whether it chooses the type of numbers by `Observation.wires`, so that these must be measured.
         adapt: keys that replace those of the recipe's [adapt].
     """
 
@@ -155,7 +154,6 @@ class Policy(Protocol):
     trainer: ClassVar[TrainerName]
     estimates: ClassVar[bool]
     divergence: ClassVar[bool]
-    precision: ClassVar[bool]
     adapt: Mapping[str, Any]
 
     def decide(self, seen: Observation) -> Decision:
@@ -167,7 +165,12 @@ class Policy(Protocol):
 
 
 class BasePolicy:
-    """A policy that trains with the engine: subclasses implement `decide` only."""
+    """A policy that trains with the engine: subclasses implement `decide` only.
+
+    Attributes:
+        precision: whether it chooses the type of numbers by `Observation.wires`, so that these must be measured; a
+            policy without this attribute does not.
+    """
 
     title: ClassVar[str] = ""
     trainer: ClassVar[TrainerName] = "engine"

@@ -23,7 +23,7 @@ class WireCosts:
     """
 
     def __init__(self, recipe: Recipe, policy: Policy, every: int) -> None:
-        chosen = recipe.model.wire_dtype == "auto" and policy.precision
+        chosen = recipe.model.wire_dtype == "auto" and getattr(policy, "precision", False)
         given: Mapping[str, float] = recipe.planner.wires or ASSUMED_FACTORS
         self.factors: dict[str, float] | None = dict(given) if chosen else None
         self.every = every
@@ -38,11 +38,16 @@ class WireCosts:
         return tuple(dtype for dtype in self.factors if dtype != EXACT)
 
     def learn(self, block: Block) -> None:
-        """Update the factors with a block's measurement: the first replaces what was assumed, later ones count half."""
+        """Update the factors with a block's measurement: the first replaces what was assumed, later ones count half.
+
+        What is averaged is the progress of a round, 1/factor, so that one bad measurement is soon forgotten. A type
+        that a restarted run may not choose any more is left out.
+        """
         if self.factors is None or not block.wires:
             return
-        before = self.factors if self._measured_after is not None else block.wires
-        self.factors = {**self.factors, **{dtype: (before[dtype] + now) / 2 for dtype, now in block.wires.items()}}
+        found = {dtype: now for dtype, now in block.wires.items() if dtype in self.factors}
+        before = self.factors if self._measured_after is not None else found
+        self.factors = {**self.factors, **{dtype: 2 / (1 / before[dtype] + 1 / now) for dtype, now in found.items()}}
         self._measured_after = block.first_round - 1
 
     def data(self) -> dict[str, Any]:

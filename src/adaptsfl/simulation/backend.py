@@ -22,9 +22,9 @@ from adaptsfl.fleet import Fleet
 from adaptsfl.policies import Policy
 from adaptsfl.runs.backend import Learned, Order, Scene, Trained
 from adaptsfl.runs.beliefs import MovingFleet
+from adaptsfl.runs.ghost_batches import check_parts, limits_with_batch_norm
 from adaptsfl.simulation.clock import Clock
 from adaptsfl.simulation.faults import Faults
-from adaptsfl.simulation.ghost_batches import check_parts, limits_with_batch_norm
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.trainers import TRAINERS
@@ -126,7 +126,13 @@ class SimulatedBackend:
         """Refuse a decision that the trainer cannot follow."""
         self._first_decision = self._first_decision or decision
         self.kind.check(decision, self._first_decision)
-        check_parts(decision, self.recipe.training, self.kind, batch_norm=self._batch_norm)
+        check_parts(
+            decision,
+            self.recipe.training,
+            batch_norm=self._batch_norm,
+            trainer=self.kind.name,
+            divides=self.kind.divides,
+        )
 
     def block_rounds(self, decision: Decision) -> int:
         """Return all rounds of a decision: a simulated block may contain several averagings."""

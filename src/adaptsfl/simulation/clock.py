@@ -113,14 +113,15 @@ class Clock:
             placed = [cuts[device] for device in present]
             costs, parts = self._sent(order, k)
             moment = (placed, here, costs, self.batch_size)
+            estimating = (placed, here, self._planned(order.decision), self.batch_size)
             if not k and t - 1 in reestimated:
-                rounds.append(reestimation_time(*moment))
+                rounds.append(reestimation_time(*estimating))
                 ends[0] = self.now_s = self.now_s + rounds[0].total_s
             new = [self.round_time(*moment, self.schedule.advance(), parts)]
             if order.compared and not k:
                 new.append(comparison_time(*moment, len(order.compared)))
             if t in reestimated:
-                new.append(reestimation_time(*moment))
+                new.append(reestimation_time(*estimating))
             if measuring and k == order.rounds - 1:
                 new += [self.round_time(*moment, (), parts)] * measuring
             rounds += new
@@ -147,8 +148,11 @@ class Clock:
         """
         if order.compared and not k:
             return self.costs.sent_as("float32"), 1
-        dtype = order.decision.wire_dtype
-        return self.costs if dtype is None else self.costs.sent_as(dtype), order.decision.micro_batches
+        return self._planned(order.decision), order.decision.micro_batches
+
+    def _planned(self, decision: Decision) -> CutCosts:
+        """Return the costs with activations and gradients in the decision's type."""
+        return self.costs if decision.wire_dtype is None else self.costs.sent_as(decision.wire_dtype)
 
     def _ahead(self, decision: Decision) -> Schedule:
         """Return a schedule that follows a decision from now on; layers that were not averaged last keep their age."""

@@ -98,6 +98,8 @@ def activations(state: State, event: on.Activations, _now: float) -> None:
 
 def _of_round(state: State, block: BlockState, device: DeviceState, event: on.Activations) -> None:
     current, number = block.round, device.number
+    if not event.part:  # the device sends the round from its first part on
+        state.connections[event.connection].unwanted = 0
     if device.answered == event.number and event.part < device.answered_parts:
         state.useless(event.connection)  # the part was trained, and the gradients were lost on the way
         state.emit(do.SendGradients(event.connection, number, event.number, event.part))
@@ -205,7 +207,12 @@ def settle_round(state: State, block: BlockState, now: float) -> None:
     missing = [d for d in state.holding() if d.number not in current.arrived]
     if current.members is not None:
         missing = [d for d in missing if d.number in current.members]
-        if len(current.arrived) + len(missing) < state.rules.quorum:
+        silent = {d.number for d in missing} if now >= current.deadline else set()
+        instead = sum(d.number not in silent for d in state.holding())  # devices that a new attempt could have
+        hopeless = len(current.arrived) < state.rules.quorum <= instead
+        if len(current.arrived) + len(missing) < state.rules.quorum or (silent and hopeless):
+            for number in silent:
+                state.devices[number].late = True
             block.round = _begun_again(state, block, current, now)
             settle_round(state, block, now)
             return
@@ -218,7 +225,7 @@ def settle_round(state: State, block: BlockState, now: float) -> None:
         return
     current.awaited |= {d.number for d in waiting}
     current.watched = waiting[0].number if waiting else None
-    if enough:
+    if enough or (current.members is not None and now < current.deadline):
         state.wake_at = current.deadline
     elif not missing and not arriving:
         state.emit(do.WaitFor(f"devices: {len(current.arrived)} of {state.rules.quorum} that are needed"))

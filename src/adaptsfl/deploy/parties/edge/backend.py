@@ -9,15 +9,14 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from adaptsfl.costs import WIRE_DTYPES
 from adaptsfl.decisions import Decision
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import FIXED, RATES, Fleet, Server
-from adaptsfl.latency import part_size
 from adaptsfl.policies import Policy, make_policy
 from adaptsfl.runs.backend import Order, Scene, Trained
+from adaptsfl.runs.ghost_batches import check_parts, limits_with_batch_norm
 from adaptsfl.runs.record import Block
 
 LONGEST_BLOCK = 1000  # most rounds that a planner may choose between averagings; a crash loses at most these
@@ -61,17 +60,16 @@ class DeployedBackend:
         mixes_samples: bool = False,
     ) -> None:
         self.conductor, self.terms, self.measured, self.policy = conductor, terms, measured, policy
-        ghosts = getattr(terms.recipe.training, "ghost_batches", False)
-        self.undivided = mixes_samples and not ghosts
+        self._batch_norm = mixes_samples
         self.recipe = terms.recipe.model_copy(update={"run": terms.run})
         self.seed, self.devices, self.layers = terms.seed, terms.devices, measured.nominal.layers
         self.planning_limit_s: float | None = terms.recipe.deploy.plan_deadline_s
         allowed = [k for k in self.recipe.planner.allowed_cuts or range(1, self.layers + 1) if k >= terms.floor]
         given = self.recipe.planner
+        if mixes_samples:
+            given = limits_with_batch_norm(given, self.recipe.training)
         longest = max(given.interval or 1, min(given.max_interval or LONGEST_BLOCK, LONGEST_BLOCK))
         limits: dict[str, object] = {"allowed_cuts": allowed, "max_interval": longest}
-        if given.micro_batches == "auto" and self.undivided:
-            limits["micro_batches"] = 1
         self.limits = given.model_copy(update=limits)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._called: Future[Any] | None = None
@@ -88,14 +86,7 @@ class DeployedBackend:
         if decision.interval is None or decision.layer_intervals or decision.placed is not None:
             problem = f"{self.policy.title} averages some layers at other times than others, or never"
             raise InvalidInput("run.policies", problem, "A deployment averages all client-specific layers together")
-        part_size(self.terms.batch_size, decision.micro_batches)  # it has to divide mini-batches
-        if decision.micro_batches > 1 and self.undivided:
-            problem = f"is {decision.micro_batches}, but batch-norm would normalise every part by itself"
-            remedy = "Give 1, set training.ghost_batches, or choose another norm for the model"
-            raise InvalidInput("decision.micro_batches", problem, remedy)
-        if decision.wire_dtype not in (None, *WIRE_DTYPES):
-            problem = f"is {decision.wire_dtype!r}"
-            raise InvalidInput("decision.wire_dtype", problem, f"Choose one of: {', '.join(WIRE_DTYPES)}")
+        check_parts(decision, self.recipe.training, batch_norm=self._batch_norm)
         if min(decision.cuts) < self.terms.floor:
             problem = f"is {self.terms.floor}, but {self.policy.title} cuts at {min(decision.cuts)}"
             raise InvalidInput("deploy.cut_floor", problem, "Lower it, or give cuts from it on")

@@ -177,7 +177,10 @@ class EdgeModel:
         self._sent.clear()
 
     def drop_round(self) -> None:
-        """Drop activations and gradients of the round under way: it begins again, and no layer has changed."""
+        """Drop activations and gradients of the round under way: it begins again, and no weight has changed.
+
+        Running statistics of batch-norm keep what the parts so far added to them.
+        """
         self.server.drop()
         self._sent.clear()
 

@@ -7,7 +7,6 @@ from adaptsfl.config import PlannerConfig, TrainingConfig
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import part_size
-from adaptsfl.simulation.trainers import TrainerKind
 
 LEAST_SAMPLES = 2  # in a part: deep layers may have one number per sample and channel, which has no variance
 
@@ -29,8 +28,15 @@ def limits_with_batch_norm(limits: PlannerConfig, training: TrainingConfig) -> P
     return GhostLimits.model_validate(limits.model_dump())
 
 
-def check_parts(decision: Decision, training: TrainingConfig, kind: TrainerKind, *, batch_norm: bool) -> None:
-    """Refuse parts of mini-batches that are not equal, or that batch-norm may not or cannot normalise one by one."""
+def check_parts(
+    decision: Decision, training: TrainingConfig, *, batch_norm: bool, trainer: str = "engine", divides: bool = True
+) -> None:
+    """Refuse parts of mini-batches that are not equal, or that batch-norm may not or cannot normalise one by one.
+
+    Args:
+        trainer: its name.
+        divides: whether the trainer can normalise parts one by one.
+    """
     k, field = decision.micro_batches, "decision.micro_batches"
     part = part_size(training.batch_size, k)
     if k == 1 or not batch_norm:
@@ -39,8 +45,8 @@ def check_parts(decision: Decision, training: TrainingConfig, kind: TrainerKind,
         problem = f"is {k}, but batch-norm looks at all samples of a mini-batch"
         remedy = "Choose 1 or another norm, or let it normalise every part by itself: training.ghost_batches = true"
         raise InvalidInput(field, problem, remedy)
-    if not kind.divides:
-        problem = f"is {k}, but batch-norm of trainer {kind.name!r} normalises whole mini-batches"
+    if not divides:
+        problem = f"is {k}, but batch-norm of trainer {trainer!r} normalises whole mini-batches"
         raise InvalidInput(field, problem, "Give 1, or train with a policy of the trainer 'engine'")
     if part < LEAST_SAMPLES:
         problem = f"is {k}, which leaves batch-norm {part} sample in every part"
