@@ -245,3 +245,42 @@ def test_an_undivided_round_has_one_part() -> None:
     world = training(exact=1)
     world.do(events.Activations(1, 1, 1, part=1))
     assert of(world, actions.Close) == [actions.Close(1, "part 1 of round 1 came, which has 1", violation=True)]
+
+
+def test_a_round_that_begins_again_takes_parts_that_are_sent_once_more_from_the_first_on() -> None:
+    """A device that left out a part, because it has the gradients of it, is told so, and then sends them all."""
+    world = training(quorum=2, rounds=1)
+    world.slow = {0: {1, 2}}
+    world.read_all()
+    world.finish(actions.TrainRound)
+    world.lose(0)
+    world.settle()
+    assert len(of(world, actions.DropRound)) == 1
+    world.slow = {0: {0, 1, 2}}
+    connection = world.connect(0)
+    world.settle()
+    for part in (0, 2):  # it has the gradients of part 1
+        world.do(events.Activations(connection, 1, 1, part=part))
+    assert actions.SendSkip(connection, next_round=1) in world.log
+    for part in range(3):
+        world.do(events.Activations(connection, 1, 1, part=part))
+        world.settle(1)
+    assert [action.part for action in of(world, actions.UseActivations) if action.connection == connection] == [0, 1, 2]
+    assert trained(world)[-1] == (1, 2, (0, 1))
+
+
+def test_a_silent_device_does_not_keep_a_quorum_of_others_waiting_between_parts() -> None:
+    """Device 2 is late in the first part, device 3 silent after it: the round begins again with devices 1 and 2."""
+    world = training(3, quorum=2, rounds=1)
+    world.slow = {1: {0, 1, 2}, 2: {1, 2}}
+    world.read_all()
+    world.wait()
+    assert trained(world) == [(1, 0, (0, 2))]
+    world.finish(actions.TrainRound)
+    for part in range(3):
+        world.do(events.Activations(2, 1, 1, part=part))
+    world.wait()
+    assert len(of(world, actions.DropRound)) == 1
+    world.slow = {2: {0, 1, 2}}
+    world.settle(0, 1)
+    assert trained(world)[-1] == (1, 2, (0, 1))
