@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 
-LEAST_SAMPLES = 2  # that batch-norm normalises at once: one sample alone may have no variance
+LEAST_SAMPLES = 2  # of a part: deep layers may have one number per sample and channel, which has no variance
 LARGEST_BUILT = 2_000_000_000  # bytes of parameters
 
 
@@ -67,7 +67,7 @@ def _normalised(
 
     if max(problem.micro_batches) == 1 or not mixes_samples(parts.pieces):
         return problem
-    given, ghosts = recipe.planner.micro_batches, getattr(recipe.training, "ghost_batches", False)
+    given, ghosts = recipe.planner.micro_batches, recipe.training.ghost_batches
     most = problem.batch_size // LEAST_SAMPLES if ghosts else 1
     allowed = tuple(k for k in problem.micro_batches if k <= max(most, 1))
     if given != "auto" and not allowed:

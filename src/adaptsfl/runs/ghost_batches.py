@@ -7,8 +7,7 @@ from adaptsfl.config import PlannerConfig, TrainingConfig
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.latency import part_size
-
-LEAST_SAMPLES = 2  # in a part: deep layers may have one number per sample and channel, which has no variance
+from adaptsfl.loading import LEAST_SAMPLES
 
 
 class GhostLimits(PlannerConfig):
