@@ -588,7 +588,7 @@ def test_with_batch_norm_mini_batches_stay_whole(write):
 
 
 def test_ghost_batches_have_two_samples_at_least(write):
-    norms = NORMS.replace("[training]", "[training]\nghost_batches = true")
+    norms = NORMS + "[training]\nghost_batches = true\n"
     (data,) = lines(run(write("norms.toml", norms + '[planner]\nmicro_batches = "auto"\n'), "--json"))
     assert data["micro_batches"] == 8
     answer = run(write("norms.toml", norms + "[planner]\nmicro_batches = 16\n"))
