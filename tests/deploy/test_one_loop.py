@@ -358,7 +358,7 @@ SENT = 'run.options={{"deploy.scripted_policy:Scripted"={{plans=[222],sent=[{sen
     ("changes", "message"),
     [
         ((SENT.format(sent=30),), "micro_batches: is 3, which does not divide the batch size 8"),
-        ((SENT.format(sent=40), BATCH_NORM), "decision.micro_batches: is 4, but batch-norm would normalise every part"),
+        ((SENT.format(sent=40), BATCH_NORM), "decision.micro_batches: is 4, but batch-norm looks at all samples"),
     ],
     ids=["not equal", "batch-norm"],
 )
