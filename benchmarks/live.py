@@ -205,8 +205,8 @@ def _party(namespace: str, arguments: list[str], out: Any) -> None:
 # --- runs ---
 
 
-def run(case: Case, folder: Path, certs: Path, budget_s: float) -> dict[str, Any]:
-    """Train until the target or the end of the budget; return the result."""
+def run(case: Case, folder: Path, certs: Path, budget_s: float, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """Train until the target or the end of the budget, the recipe changed as `--set` does; return the result."""
     began_text, lines, begun = "block 1:", [], threading.Event()
 
     def say(party: str, text: str) -> None:
@@ -220,7 +220,8 @@ def run(case: Case, folder: Path, certs: Path, budget_s: float) -> dict[str, Any
     shutil.copytree(certs, folder / "run" / "certs")
     over = threading.Event()
     with shaped_network(fleet_at("steady", case.seed, 0.0)) as network:
-        fleet = WarmFleet(recipe, len(LINKS), folder / "run", say, more=_settings(case, budget_s), network=network)
+        more = [*_settings(case, budget_s), *changes]
+        fleet = WarmFleet(recipe, len(LINKS), folder / "run", say, more=more, network=network)
         try:
             _start(fleet, lines)
             if not begun.wait(120.0):

@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from adaptsfl import __version__, loading, models, planner
 from adaptsfl.cli import app
-from adaptsfl.config.sections import TrainingConfig
 from adaptsfl.costs import ASSUMED_FACTORS
 from problems import by_hand
 
@@ -588,11 +587,11 @@ def test_with_batch_norm_mini_batches_stay_whole(write):
     assert "planner.micro_batches: is 4, but batch-norm looks at all samples of a mini-batch" in answer.stderr
 
 
-def test_ghost_batches_have_two_samples_at_least(write, monkeypatch):
-    monkeypatch.setattr(TrainingConfig, "ghost_batches", True, raising=False)
-    (data,) = lines(run(write("norms.toml", NORMS + '[planner]\nmicro_batches = "auto"\n'), "--json"))
+def test_ghost_batches_have_two_samples_at_least(write):
+    ghosts = NORMS + "[training]\nghost_batches = true\n"
+    (data,) = lines(run(write("ghosts.toml", ghosts + '[planner]\nmicro_batches = "auto"\n'), "--json"))
     assert data["micro_batches"] == 8
-    answer = run(write("norms.toml", NORMS + "[planner]\nmicro_batches = 16\n"))
+    answer = run(write("ghosts.toml", ghosts + "[planner]\nmicro_batches = 16\n"))
     assert "planner.micro_batches: is 16, but leaves batch-norm 1 sample in every part. Give at most 8" in answer.stderr
 
 

@@ -34,7 +34,7 @@ def wire_bits(numbers: FloatArray | float, dtype: str) -> FloatArray:
 
 
 def numbers_on_wire(bits: FloatArray, dtype: str) -> FloatArray:
-    """Return how many numbers a payload has: the inverse of `wire_bits`."""
+    """Return how many numbers a payload has, the inverse of `wire_bits`; half a byte that int4 fills counts as one."""
     width = NUMBER_BITS[dtype]
     if not dtype.startswith("int"):
         return bits / width

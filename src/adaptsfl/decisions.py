@@ -26,7 +26,7 @@ class Decision:
         placed: where every device's model is really cut, if that differs from `cuts`: SplitFed V1 keeps a copy of every
             layer for every device, and runs the later ones on the edge server.
         micro_batches: k, the equal parts of every mini-batch that go through a round one behind the other. They change
-            how long a round takes, not what it learns.
+            how long a round takes; what it learns, only with batch-norm, which normalises every part by itself.
         wire_dtype: the type in which activations and gradients are sent; None leaves it to the recipe.
     """
 
@@ -91,18 +91,26 @@ class Decision:
         """Whether activations and gradients arrive as they were sent."""
         return self.wire_dtype in (None, "float32")
 
-    def levelled(self, devices: int = 1, members: Sequence[int] | None = None) -> "Decision":
+    def levelled(self, devices: int = 1, members: Sequence[int] | None = None, *, places: bool = False) -> "Decision":
         """Return a decision for `devices` devices that all cut at L_c, from which the same is learned.
 
         Where a layer up to L_c runs does not change what is learned, unless activations are rounded on their way: then
-        the places are kept. `members` are the devices that this decision is for, by default all.
+        the places are kept, as they are if asked for. So are micro-batches, which matter to models with batch-norm.
+        `members` are the devices that this decision is for, by default all.
         """
         deepest, placed = self.deepest, None
-        if not self.exact_wire:
+        if places or not self.exact_wire:
             at = dict(zip(range(devices) if members is None else members, self.placement, strict=False))
             placed = tuple(at.get(device, deepest) for device in range(devices))
         wire = None if self.exact_wire else self.wire_dtype
-        return Decision((deepest,) * devices, self.interval, self.layer_intervals, placed=placed, wire_dtype=wire)
+        return Decision(
+            (deepest,) * devices,
+            self.interval,
+            self.layer_intervals,
+            placed=placed,
+            micro_batches=self.micro_batches,
+            wire_dtype=wire,
+        )
 
     def check(self, devices: int, layers: int) -> None:
         """Raise unless the decision fits this number of devices and of layers."""

@@ -145,6 +145,16 @@ def round_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int, micr
     )
 
 
+def activation_sending_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """b ψ_{cut(i)} / r_i^U: how long activations occupy a link, before the next ones can follow."""
+    return batch_size * costs.activation_bits[cuts - 1] / fleet.uplink_bps
+
+
+def gradient_sending_s(costs: CutCosts, fleet: Fleet, cuts: IntArray, batch_size: int) -> FloatArray:
+    """b χ_{cut(i)} / r_i^D: how long gradients occupy a link, before the next ones can follow."""
+    return batch_size * costs.gradient_bits[cuts - 1] / fleet.downlink_bps
+
+
 def part_size(batch_size: int, micro_batches: int) -> int:
     """b/k: the samples of one of k equal parts of a mini-batch."""
     if batch_size % micro_batches:
@@ -156,24 +166,28 @@ def part_size(batch_size: int, micro_batches: int) -> int:
 def part_terms(costs: CutCosts, fleet: Fleet, cuts: IntArray, part: int, micro_batches: int) -> FloatArray:
     """Return the five times whose maxima over devices determine a round with k > 1 parts: shape (5, …).
 
-    With f, u, d and g, the seconds of one part's forward pass, upload, download and backward pass:
+    With f, u, d and g, the seconds of one part's forward pass, upload, download and backward pass, and with u' and d',
+    those of u and d without the fixed seconds:
 
-        X_1 = f + u                      the first part has reached the server
-        X_k = f + u + (k−1) max(f, u)    the last part has reached the server
-        Y_1 = d + g                      from the end of the server's last turn to the end of the round
-        Y_k = d + g + (k−1) max(d, g)    from the end of the server's first turn to the end of the round
-        Z   = k (f + g)                  the device's own work
+        X_1 = f + u                       the first part has reached the server
+        X_k = f + u + (k−1) max(f, u')    the last part has reached the server
+        Y_1 = d + g                       from the end of the server's last turn to the end of the round
+        Y_k = d + g + (k−1) max(d', g)    from the end of the server's first turn to the end of the round
+        Z   = k (f + g)                   the device's own work
+
+    A link's fixed seconds are its latency above all. Parts follow one another before the first has arrived, so that
+    they pay for it once. The fixed seconds of passes and turns are work, for which every part pays.
     """
     forward, upload = client_forward_s(costs, fleet, cuts, part), activation_upload_s(costs, fleet, cuts, part)
     download, backward = gradient_download_s(costs, fleet, cuts, part), client_backward_s(costs, fleet, cuts, part)
-    more = micro_batches - 1
-    first, last = forward + upload, download + backward
+    more, first, last = micro_batches - 1, forward + upload, download + backward
+    up, down = activation_sending_s(costs, fleet, cuts, part), gradient_sending_s(costs, fleet, cuts, part)
     return np.stack(
         (
             first,
-            first + more * np.maximum(forward, upload),
+            first + more * np.maximum(forward, up),
             last,
-            last + more * np.maximum(download, backward),
+            last + more * np.maximum(down, backward),
             micro_batches * (forward + backward),
         )
     )
@@ -185,8 +199,8 @@ def pipelined_s(terms: FloatArray, turn_s: FloatArray | float, micro_batches: in
     `terms` are the maxima over devices of `part_terms`, and s = `turn_s` is the server's turn for one part of all
     devices. A device first runs all its forward passes, then the backward passes as gradients arrive; it sends and
     receives at the same time; the server trains part p as soon as all devices have sent it. Part p of device i arrives
-    at X_p = f + u + (p−1) max(f, u). The server's turn q ends at max_{p≤q} X_p + (q−p+1) s, and from there on the last
-    k−q+1 parts take Y_{k−q+1} = d + g + (k−q) max(d, g). Besides, the first backward pass waits for the last forward
+    at X_p = f + u + (p−1) max(f, u'). The server's turn q ends at max_{p≤q} X_p + (q−p+1) s, and from there on the last
+    k−q+1 parts take Y_{k−q+1} = d + g + (k−q) max(d', g). Besides, the first backward pass waits for the last forward
     pass, which adds Z. So a round takes the maximum of Z and of
 
         max_i X_p + (q−p+1) s + max_i Y_{k−q+1}     over 1 ≤ p ≤ q ≤ k.
@@ -332,8 +346,9 @@ def _pipelined_phases(
 ) -> tuple[PhaseTime, ...]:
     """Return a1 to a5 on the critical path of a round with k > 1 parts.
 
-    On a path that waits for the last part's arrival, the slower of forward pass and upload counts k times, the other
-    once; likewise for download and backward pass. On a device's own path only its passes count.
+    On a path that waits for the last part's arrival, the slower of forward pass and upload counts k times, without the
+    fixed seconds of all uploads but one, and the other once; likewise for download and backward pass. On a device's own
+    path only its passes count.
     """
     part = part_size(batch_size, micro_batches)
     terms = part_terms(costs, fleet, cuts, part, micro_batches)
@@ -348,17 +363,23 @@ def _pipelined_phases(
     upload = float(activation_upload_s(costs, fleet, cuts, part)[first])
     download = float(gradient_download_s(costs, fleet, cuts, part)[last])
     backward = float(client_backward_s(costs, fleet, cuts, part)[last])
-    forwards = micro_batches if path == 3 or (path == 1 and forward >= upload) else 1
-    uploads = 0 if path == 3 else micro_batches if path == 1 and forward < upload else 1
-    downloads = 0 if path == 3 else micro_batches if path == 2 and download > backward else 1
-    backwards = micro_batches if path == 3 or (path == 2 and download <= backward) else 1
+    up = float(activation_sending_s(costs, fleet, cuts, part)[first])
+    down = float(gradient_sending_s(costs, fleet, cuts, part)[last])
+    more = micro_batches - 1
+    if path == 3:
+        passes, upload, download = (micro_batches, micro_batches), 0.0, 0.0
+    else:
+        by_forward, by_backward = path == 1 and forward >= up, path == 2 and backward >= down
+        passes = micro_batches if by_forward else 1, micro_batches if by_backward else 1
+        upload += more * up if path == 1 and not by_forward else 0.0
+        download += more * down if path == 2 and not by_backward else 0.0
     turns = (micro_batches, 1, 1, 0)[path]
     return (
-        PhaseTime("a1", forwards * forward, fleet.name(first)),
-        PhaseTime("a2", uploads * upload, fleet.name(first)),
+        PhaseTime("a1", passes[0] * forward, fleet.name(first)),
+        PhaseTime("a2", upload, fleet.name(first)),
         PhaseTime("a3", turns * turn_s, EDGE_SERVER),
-        PhaseTime("a4", downloads * download, fleet.name(last)),
-        PhaseTime("a5", backwards * backward, fleet.name(last)),
+        PhaseTime("a4", download, fleet.name(last)),
+        PhaseTime("a5", passes[1] * backward, fleet.name(last)),
     )
 
 

@@ -67,7 +67,7 @@ def _normalised(
 
     if max(problem.micro_batches) == 1 or not mixes_samples(parts.pieces):
         return problem
-    given, ghosts = recipe.planner.micro_batches, getattr(recipe.training, "ghost_batches", False)
+    given, ghosts = recipe.planner.micro_batches, recipe.training.ghost_batches
     most = problem.batch_size // LEAST_SAMPLES if ghosts else 1
     allowed = tuple(k for k in problem.micro_batches if k <= max(most, 1))
     if given != "auto" and not allowed:

@@ -125,7 +125,7 @@ class Hostile:
     def header(self) -> wire.TensorHeader:
         pick = self.rng.choice
         shape = [pick(HUGE) for _ in range(pick((0, 1, 2, 4, 5, 2000)))]
-        return wire.TensorHeader(dtype=pick((*WORDS, "int64", "int8")), shape=shape, scale=pick(ABSURD[:4]))
+        return wire.TensorHeader(dtype=pick((*WORDS, "int64", "int8")), shape=shape)
 
     def activations(self) -> wire.FromDevice:
         pick = self.rng.choice
@@ -310,8 +310,9 @@ class Liar(Hostile):
     def batch(self, **changes: Any) -> tuple[wire.Activations, Tensor, Tensor]:
         """A header as it should be, but for changes, with labels and activations."""
         shapes = self.deployment.conductor.shapes
-        shape = (shapes.batch_size, *shapes.activations[self.plan.cut - 1])
-        labels = torch.zeros((shapes.batch_size, *shapes.labels), dtype=torch.int64)
+        samples = shapes.batch_size // max(1, self.plan.micro_batches)
+        shape = (samples, *shapes.activations[self.plan.cut - 1])
+        labels = torch.zeros((samples, *shapes.labels), dtype=torch.int64)
         header, _ = pack(torch.zeros(shape), "float32")
         about, _ = pack(labels, "int64")
         told = wire.Activations(
@@ -353,6 +354,20 @@ class Liar(Hostile):
 
     async def lie_seconds(self) -> None:
         await self.send(*self.batch(forward_s=self.rng.choice([x for x in ABSURD if x != 5e-324])))
+
+    async def lie_update_seconds(self) -> None:
+        await self.send(*self.batch(update_s=self.rng.choice([x for x in ABSURD if x != 5e-324])))
+
+    async def lie_part(self) -> None:
+        await self.send(*self.batch(part=self.rng.choice((self.plan.micro_batches, 2**32 - 1))))
+
+    async def lie_part_too_early(self) -> None:
+        await self.send(*self.batch(part=self.plan.micro_batches - 1 or 1))
+
+    async def lie_bad_later_part(self) -> None:
+        await self.send(*self.batch())
+        told, labels, tensor = self.batch(part=1)
+        await self.send(told, labels, tensor.fill_(1e38))
 
     async def lie_round(self) -> None:
         await self.send(*self.batch(round=2**32 - 1))

@@ -2,7 +2,8 @@
 
 What is checked here on every step is what no order of events may break:
 
-- nothing is trained twice: rounds follow one another, each with activations that belong to the layers it trains;
+- nothing is trained twice: rounds follow one another, and so do their parts, each with activations that belong to the
+  layers it trains, and with devices that were in all parts before;
 - no delivery is lost or mixed up: what is averaged was delivered by both sides, from one life of the device's layers;
 - nobody is waited for beyond a deadline, if enough others are there;
 - a quorum is always needed;
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from adaptsfl.deploy.protocol import EdgeProtocol, actions, events
 from adaptsfl.deploy.protocol.state import Rules
+from adaptsfl.deploy.sending import Sending
 
 A = TypeVar("A", bound=actions.Action)
 WORK = (
@@ -36,7 +38,7 @@ class Device:
 
     Attributes:
         life: which of its layers it holds; they begin anew when it is restarted.
-        pending: the round that it has sent and not been answered.
+        pending: the round that it has sent and not been answered; `unanswered` are its parts.
         evaluates: whether it sends test samples while it waits; `tested` are those that were evaluated, `testing` is
             on its way.
     """
@@ -50,6 +52,8 @@ class Device:
     next_round: int = 0
     last_round: int = 0
     pending: int = 0
+    unanswered: set[int] = field(default_factory=set)
+    sending: Sending = field(default_factory=Sending)
     learned: int = 0
     delivered: bool = False
     evaluates: bool = False
@@ -111,14 +115,16 @@ class World:
         self.log: list[actions.Action] = []
         self.ended: list[int] = []
         self.diverged = ""
-        self.trained: dict[tuple[int, int], dict[int, int]] = {}  # by attempt and round: devices, and their lives
+        # By attempt, round and part: devices, and their lives.
+        self.trained: dict[tuple[int, int, int], dict[int, int]] = {}
         self.averaged: list[tuple[int, ...]] = []
         self.life = dict.fromkeys(range(devices), 0)  # of the layers that the edge server holds of a device
-        self.arrived: dict[int, tuple[int, int]] = {}  # by device: life and round of its activations here
+        self.arrived: dict[int, list[tuple[int, int]]] = {}  # by device and part: life and round of activations here
         self.early: set[int] = set()  # devices that have a plan, and whose layers the edge server does not hold yet
         self.unread: dict[int, list[events.Event]] = {}  # by connection: sent, and not read by the edge server yet
         self.open: dict[int, int] = {}  # connections, and whose they are
         self.planned: dict[int, int] = {}  # by connection: the attempt whose plan was sent last
+        self.slow: dict[int, set[int]] = {}  # by device: parts that it does not send
         self.liars: set[int] = set()  # devices that say what is not true
         self.connections = 0
         self.attempts = 0
@@ -233,11 +239,7 @@ class World:
             case actions.SendPlan():
                 self._follow(device, message)
             case actions.SendGradients():
-                if message.round > device.learned:
-                    asked = device.pending == message.round or number in self.liars
-                    assert asked, f"{message} was not asked for"
-                    device.learned, device.pending = message.round, 0
-                    self.send(device, message.round + 1)
+                self._learn(device, message)
             case actions.SendSkip():
                 self.send(device, message.next_round)
             case actions.SendEvaluate() if message.attempt == device.held:
@@ -260,6 +262,18 @@ class World:
             while self.read(number):
                 pass
 
+    def _learn(self, device: Device, gradients: actions.SendGradients) -> None:
+        if gradients.round <= device.learned or (
+            gradients.round == device.pending and gradients.part not in device.unanswered
+        ):
+            return  # a duplicate
+        asked = device.pending == gradients.round or device.number in self.liars
+        assert asked, f"{gradients} was not asked for"
+        device.unanswered.discard(gradients.part)
+        if not device.unanswered:
+            device.learned, device.pending = gradients.round, 0
+            self.send(device, gradients.round + 1)
+
     def _follow(self, device: Device, plan: actions.SendPlan) -> None:
         if device.held != plan.attempt:
             if self.fed.attempt != plan.attempt:
@@ -267,6 +281,8 @@ class World:
                 return
             device.held, device.life = plan.attempt, self.life[device.number]
             device.pending = device.learned = 0
+            assert self.protocol.block is not None
+            device.sending = self.protocol.block.sending
             device.evaluates = device.delivered = False
             device.tested = set()
         device.next_round, device.last_round = plan.next_round, plan.last_round
@@ -274,7 +290,10 @@ class World:
             self.say(device.connection, events.Activations(device.connection, device.held, plan.estimate, "estimation"))
             return
         device.evaluates = device.evaluates or plan.evaluate
-        self.send(device, device.pending or plan.next_round)
+        if device.pending:
+            self._say_parts(device)
+        else:
+            self.send(device, plan.next_round)
 
     def send(self, device: Device, number: int) -> None:
         """Send activations of a round."""
@@ -283,8 +302,14 @@ class World:
         if not 1 <= number <= device.last_round:
             device.pending = 0
             return
-        device.pending = number
-        self.say(device.connection, events.Activations(device.connection, device.held, number))
+        device.pending, device.unanswered = number, set(range(device.sending.parts(number)))
+        self._say_parts(device)
+
+    def _say_parts(self, device: Device) -> None:
+        """Send the parts that were not answered."""
+        connection, attempt = device.connection, device.held
+        for part in sorted(device.unanswered - self.slow.get(device.number, set())):
+            self.say(connection, events.Activations(connection, attempt, device.pending, part=part))
 
     def test(self, number: int, batches: int = 2) -> bool:
         """Let a device send a mini-batch of test samples, if it waits for the edge server; return whether it did."""
@@ -324,7 +349,7 @@ class World:
         action = self.take(actions.TrainRound)
         for device in devices:
             self.arrived.pop(device, None)
-        self.do(events.RoundRejected(action.attempt, action.round, devices))
+        self.do(events.RoundRejected(action.attempt, action.round, devices, action.part))
 
     def take(self, kind: type[A]) -> A:
         """Return the first work of a kind; the test says how it ends."""
@@ -360,13 +385,16 @@ class World:
     def _train(self, action: actions.TrainRound) -> events.Event:
         block = self.protocol.block
         if block is not None and block.attempt == action.attempt:
-            key = action.attempt, action.round
-            assert key not in self.trained, f"round {action.round} was trained twice"
+            key = action.attempt, action.round, action.part
+            assert key not in self.trained, f"part {action.part} of round {action.round} was trained twice"
             assert action.round == self.rounds + 1, "rounds follow one another"
-            self.rounds = action.round
+            if action.part:
+                before = self.trained[action.attempt, action.round, action.part - 1]
+                assert self._training.items() <= before.items(), "trained with who was not in the part before"
             self.trained[key] = self._training
-            self.arrived = {}
-        return events.RoundTrained(action.attempt, action.round)
+            if action.part + 1 == action.parts:
+                self.rounds, self.arrived = action.round, {}
+        return events.RoundTrained(action.attempt, action.round, action.part)
 
     def _average(self, action: actions.Average) -> events.Event:
         if self.fed.attempt != action.attempt:
@@ -383,7 +411,7 @@ class World:
     _training: dict[int, int]
     _own_lives: dict[tuple[int, int], int]
 
-    def _begin(self, action: actions.Action) -> None:
+    def _begin(self, action: actions.Action) -> None:  # noqa: PLR0912
         if isinstance(action, WORK):
             self.pending.append(action)
         match action:
@@ -391,12 +419,14 @@ class World:
                 self._begin_life(action.device)
                 self.early.discard(action.device)
             case actions.TrainRound():
-                self._training = {device: self.arrived[device][0] for device in action.devices}
+                self._training = {device: self.arrived[device][action.part][0] for device in action.devices}
+            case actions.DropRound():
+                self._drop(action)
             case actions.DeliverOwn():
                 self.__dict__.setdefault("_own_lives", {})[action.attempt, action.device] = self.life[action.device]
             case actions.UseActivations():
                 sender = self.devices[action.device]
-                self.arrived[action.device] = self.life[action.device], sender.pending
+                self.arrived.setdefault(action.device, []).append((self.life[action.device], sender.pending))
             case actions.Close():
                 violated = action.violation
                 number = self.open.get(action.connection)
@@ -416,6 +446,10 @@ class World:
             if receiver.connection == connection:
                 receiver.inbox.append(action)
 
+    def _drop(self, action: actions.DropRound) -> None:
+        self.arrived = {}
+        self.trained = {key: lives for key, lives in self.trained.items() if key[:2] != (action.attempt, action.round)}
+
     def _send_plan(self, plan: actions.SendPlan) -> None:
         self.planned[plan.connection] = plan.attempt
         block = self.protocol.block
@@ -434,7 +468,7 @@ class World:
         match action:
             case actions.TrainRound():
                 assert len(set(action.devices)) >= quorum, "trained without a quorum"
-                lives = {device: self.arrived[device][0] for device in action.devices}
+                lives = {device: self.arrived[device][action.part][0] for device in action.devices}
                 assert lives == {device: self.life[device] for device in action.devices}, "trained with lost layers"
             case actions.EstimateMoments():
                 assert len(set(action.devices)) >= quorum, "estimated without a quorum"
@@ -447,11 +481,13 @@ class World:
             case actions.UseActivations():
                 assert block is not None
                 assert block.placed, "activations used before layers are there"
-                key = action.device
-                assert key not in self.arrived, "activations were used twice"
+                assert len(self.arrived.get(action.device, [])) == action.part, "used twice, or out of order"
+            case actions.DropRound():
+                busy = any(isinstance(a, actions.TrainRound) and a.attempt == action.attempt for a in self.pending)
+                assert not busy, "dropped while it is trained"
             case actions.SendGradients():
                 assert block is not None
-                lives = self.trained[block.attempt, action.round]
+                lives = self.trained[block.attempt, action.round, action.part]
                 assert lives.get(action.device) == self.life[action.device], "gradients of layers that were lost"
                 assert self.planned.get(action.connection) == block.attempt, "gradients before a plan"
             case actions.SendSkip():
@@ -466,7 +502,8 @@ class World:
         """Nobody is told to go on without the gradients of a round that was trained with its layers."""
         device, block = self.devices[self.open[action.connection]], self.protocol.block
         if block is not None and device.pending > device.learned and device.number not in self.liars:
-            lives = self.trained.get((block.attempt, device.pending), {})
+            last = block.sending.parts(device.pending) - 1
+            lives = self.trained.get((block.attempt, device.pending, last), {})
             trained_with = device.held == block.attempt and lives.get(device.number) == device.life
             assert not trained_with or device.life != self.life[device.number], "gradients were lost"
 
@@ -478,7 +515,7 @@ class World:
             for device in action.devices:
                 delivered = self.fed.from_devices.get(device, self.life[device])  # unless it has lied
                 assert delivered == self.fed.from_edge[device] == self.life[device], "layers of two lives"
-        last = self.trained[block.attempt, block.last_round]
+        last = self.trained[block.attempt, block.last_round, block.sending.parts(block.last_round) - 1]
         trained = {device for device, life in last.items() if life == self.life[device]} & set(action.devices)
         if len(trained) >= self.protocol.rules.quorum:
             assert trained == set(action.devices), "layers that were not trained are averaged with those that were"

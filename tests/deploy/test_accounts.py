@@ -7,11 +7,12 @@ import torch
 from adaptsfl import latency
 from adaptsfl.costs import CutCosts
 from adaptsfl.deploy import wire_pb2 as wire
-from adaptsfl.deploy.parties.edge.accounts import Accounts
+from adaptsfl.deploy.parties.edge.accounts import Accounts, TrainedPart
 from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
-from adaptsfl.deploy.parties.edge.sessions import Arrival, Shapes
+from adaptsfl.deploy.parties.edge.sessions import WHOLE, Arrival, Shapes
+from adaptsfl.deploy.sending import Sending
 from adaptsfl.runs.backend import Scene
 from adaptsfl.training import OptimizerSettings
 
@@ -28,14 +29,14 @@ def accounts() -> Accounts:
     measured = MeasuredFleet(COSTS, ["device-1"], BATCH, OptimizerSettings())
     rates = wire.Rates(uplink=RATE, downlink=RATE, fed_uplink=RATE, fed_downlink=RATE)  # nothing is known of latency
     measured.ready(0, wire.Ready(samples=9, forward_s=[0.01, 0.01], backward_s=[0.02, 0.02], rates=rates))
-    shapes = Shapes(((UNITS,), (UNITS,)), (), 10, BATCH, "float32")
+    shapes = Shapes(((UNITS,), (UNITS,)), (), 10, BATCH)
     return Accounts(["device-1"], shapes, measured)
 
 
-def opened(accounts: Accounts, now: float) -> Ledger:
+def opened(accounts: Accounts, now: float, sending: Sending = WHOLE) -> Ledger:
     scene = Scene((0,), accounts.measured.fleet([0]), accounts.measured.costs, 1)
-    predicted = accounts.predicted(scene, [1])
-    ledger = Ledger(1, 1, 1, 60, 60, (1,), wire.Opening(), {}, scene, 1, predicted, BlockClock(now))
+    predicted = accounts.predicted(scene, [1], sending)
+    ledger = Ledger(1, 1, 1, 60, 60, (1,), wire.Opening(), {}, scene, 1, predicted, BlockClock(now), sending)
     ledger.clock.begin_rounds(now)
     return ledger
 
@@ -43,6 +44,11 @@ def opened(accounts: Accounts, now: float) -> Ledger:
 def arrival(came: float) -> Arrival:
     header = wire.Activations(forward_s=FORWARD_S, backward_s=BACKWARD_S, downlink=RATE, fetch_s=FETCH_S)
     return Arrival(header, torch.zeros(1), torch.zeros(1), RATE, TRANSFER_S, came)
+
+
+def whole(arrived: Arrival, answered: float) -> list[TrainedPart]:
+    """A round of one device whose mini-batch is not divided."""
+    return [TrainedPart({0: arrived}, answered, ALL, 1.0)]
 
 
 def trained(accounts: Accounts, rounds: int) -> tuple[Ledger, dict[str, float], float]:
@@ -54,7 +60,7 @@ def trained(accounts: Accounts, rounds: int) -> tuple[Ledger, dict[str, float], 
         before = LATENCY_S + FETCH_S if number == 1 else LATENCY_S + TRANSFER_S + BACKWARD_S
         came = now + before + FORWARD_S + LATENCY_S + TRANSFER_S
         now = came + TURN_S
-        phases, _ = accounts.note_round(ledger, number, {0: arrival(came)}, 1.0, now, ALL)
+        phases, _ = accounts.note_round(ledger, number, whole(arrival(came), now))
     return ledger, phases, now
 
 
@@ -104,7 +110,7 @@ def test_a_round_that_waited_for_test_samples_takes_its_latency_and_no_more(acco
     ledger.tested.add(0)
     before, way_s = accounts.measured.transfer_s(0, "uplink_bps", 3200), LATENCY_S + TRANSFER_S
     came = now + 2 * way_s + FORWARD_S + BACKWARD_S + 0.3
-    phases, _ = accounts.note_round(ledger, 3, {0: arrival(came)}, 1.0, came + TURN_S, ALL)
+    phases, _ = accounts.note_round(ledger, 3, whole(arrival(came), came + TURN_S))
     assert (phases["a2"], phases["a4"]) == pytest.approx((way_s, way_s), rel=0.1)
     assert ledger.clock.other_s == pytest.approx(0.3, abs=0.02)
     assert accounts.measured.transfer_s(0, "uplink_bps", 3200) == before
@@ -115,7 +121,7 @@ def test_a_device_that_was_away_says_nothing_about_its_links(accounts: Accounts)
     ledger, _, now = trained(accounts, 2)
     before = accounts.measured.transfer_s(0, "uplink_bps", 3200)
     ledger.present.append(())
-    accounts.note_round(ledger, 4, {0: arrival(now + 50.0)}, 1.0, now + 50.1, ALL)
+    accounts.note_round(ledger, 4, whole(arrival(now + 50.0), now + 50.1))
     assert accounts.measured.transfer_s(0, "uplink_bps", 3200) == before
 
 
@@ -124,7 +130,7 @@ def test_rates_that_cannot_be_do_no_harm(accounts: Accounts, rate: float) -> Non
     ledger, _, now = trained(accounts, 2)
     lying = arrival(now + 0.2)
     lying.header.downlink = rate
-    phases, _ = accounts.note_round(ledger, 3, {0: lying}, 1.0, now + 0.21, ALL)
+    phases, _ = accounts.note_round(ledger, 3, whole(lying, now + 0.21))
     assert sum(phases.values()) == pytest.approx(0.21)
     assert np.isfinite(accounts.measured.transfer_s(0, "downlink_bps", 3200))
 
@@ -136,9 +142,97 @@ def test_the_begin_of_a_block_is_charged_to_whose_layers_came_last(accounts: Acc
     came = 100.0 + FETCH_S + FORWARD_S + LATENCY_S + TRANSFER_S
     ledger.placed_at = came + later_s
     used = max(came, ledger.placed_at)
-    phases, _ = accounts.note_round(ledger, 1, {0: arrival(came)}, 1.0, used + TURN_S, ALL)
+    phases, _ = accounts.note_round(ledger, 1, whole(arrival(came), used + TURN_S))
     assert phases["a3"] == pytest.approx(TURN_S)
     assert phases["a1"] == (pytest.approx(FORWARD_S) if later_s < 0 else 0.0)
     assert ledger.clock.bottleneck == (latency.EDGE_SERVER if later_s > 0 else "device-1", "b3")
     assert sum(ledger.clock.seconds.values()) == pytest.approx(used + TURN_S - 100.0)
     assert ledger.clock.other_s == pytest.approx(0.0, abs=1e-9)
+
+
+# --- parts ---
+
+PARTS = 4
+
+
+def in_parts(accounts: Accounts, rounds: int) -> tuple[Ledger, list[float]]:
+    """Play a block of one device that sends its mini-batches in parts; return its ledger, and when rounds ended."""
+    sending = Sending(PARTS)
+    ledger = opened(accounts, 100.0, sending)
+    up_s = down_s = TRANSFER_S / PARTS
+    forward_s, backward_s, turn_s = FORWARD_S / PARTS, BACKWARD_S / PARTS, TURN_S / PARTS
+    free, ends, update_s = 100.0 + LATENCY_S + FETCH_S, [], 0.0
+    for number in range(1, rounds + 1):
+        uplink = downlink = server = 0.0
+        parts, passes = [], free + PARTS * forward_s
+        for part in range(PARTS):
+            uplink = max(uplink, free + (part + 1) * forward_s) + up_s
+            came = uplink + LATENCY_S
+            server = max(server, came) + turn_s
+            downlink = max(downlink, server) + down_s
+            passes = max(passes, downlink + LATENCY_S) + backward_s
+            header = wire.Activations(forward_s=forward_s, backward_s=backward_s, downlink=RATE, fetch_s=FETCH_S)
+            header.update_s = update_s
+            arrived = Arrival(header, torch.zeros(1), torch.zeros(1), RATE, up_s, came)
+            parts.append(TrainedPart({0: arrived}, server, ALL, 1.0))
+        update_s, free = passes - downlink - LATENCY_S, passes
+        accounts.note_round(ledger, number, parts)
+        accounts.measured.computed(0, 1, forward_s, backward_s, PARTS)
+        ends.append(server)
+    return ledger, ends
+
+
+def test_rounds_in_parts_are_predicted_once_latency_was_seen(accounts: Accounts) -> None:
+    """Latency is learned from the first part of a round and the last one of the round before, rates from all."""
+    _, ends = in_parts(accounts, 80)
+    fleet, costs = accounts.measured.fleet([0]), accounts.measured.costs
+    predicted_s = float(latency.round_s(costs, fleet, np.array([1]), BATCH, PARTS))
+    assert predicted_s == pytest.approx(ends[-1] - ends[-2], rel=0.1)
+    assert fleet.uplink_bps[0] == pytest.approx(RATE, rel=0.2)
+    assert fleet.downlink_bps[0] == pytest.approx(RATE, rel=0.2)
+    assert fleet.uplink_s[0] == pytest.approx(LATENCY_S, rel=0.25)
+    whole_s = float(latency.round_s(costs, fleet, np.array([1]), BATCH))
+    assert predicted_s < 0.9 * whole_s
+
+
+def test_the_phases_of_rounds_in_parts_add_up(accounts: Accounts) -> None:
+    ledger, ends = in_parts(accounts, 20)
+    assert sum(ledger.clock.seconds.values()) + ledger.clock.other_s == pytest.approx(ends[-1] - 100.0)
+    assert ledger.clock.other_s < 0.02 * (ends[-1] - 100.0)
+    assert ledger.bits == 20 * 2 * 8 * BATCH * UNITS * 4
+    assert ledger.clock.seconds["a3"] / 20 < 2 * TURN_S
+
+
+def test_the_comparison_of_types_is_no_phase(accounts: Accounts) -> None:
+    ledger = opened(accounts, 100.0)
+    came = 100.0 + LATENCY_S + FETCH_S + FORWARD_S + LATENCY_S + TRANSFER_S
+    part = TrainedPart({0: arrival(came)}, came + 3.0 + TURN_S, ALL, 1.0, compared_s=3.0)
+    phases, _ = accounts.note_round(ledger, 1, [part])
+    assert phases["a3"] == pytest.approx(TURN_S)
+    assert ledger.clock.other_s == pytest.approx(3.0)
+
+
+def test_the_first_round_of_a_comparing_block_is_predicted_whole_and_exact(accounts: Accounts) -> None:
+    ledger = opened(accounts, 100.0, Sending(PARTS, "int8", exact_round=1))
+    plain = ledger.predicted_s
+    ledger.predicted_first = accounts.predicted(ledger.scene, [1], Sending())
+    first, each = (
+        sum(seconds for phase, seconds in predicted.items() if phase.startswith("a"))
+        for predicted in (ledger.predicted_first, ledger.predicted)
+    )
+    assert ledger.predicted_s - plain == pytest.approx(first - each)
+    assert first > 2 * each
+
+
+def test_devices_that_missed_a_part_take_no_part_in_the_round(accounts: Accounts) -> None:
+    ledger = opened(accounts, 100.0, Sending(2))
+    now, parts = 101.0, []
+    for devices in ((0, 1), (0,)):
+        now += 1.0
+        arrivals = {device: arrival(now) for device in devices}
+        parts.append(TrainedPart(arrivals, now + TURN_S, ALL, 1.0))
+    accounts.names, ledger.cuts = ["device-1", "device-2"], (1, 1)  # type: ignore[assignment]
+    accounts.measured.devices[1] = accounts.measured.devices[0]
+    accounts.note_round(ledger, 1, parts)
+    assert ledger.present == [(0,)]
+    assert ledger.bits == 2 * 3 * 8 * BATCH * UNITS * 4 / 2

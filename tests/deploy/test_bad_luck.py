@@ -19,6 +19,7 @@ from adaptsfl.deploy.parties.device.party import DeviceParty
 from adaptsfl.deploy.parties.edge import conductor as conducting
 from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.sessions import WHOLE
 from adaptsfl.deploy.protocol import EdgeProtocol, events
 from adaptsfl.deploy.protocol.actions import EvaluateBatch, SendEvaluated
 from adaptsfl.deploy.protocol.state import Rules
@@ -69,8 +70,8 @@ def times(factor: float) -> type[DeviceParty]:
     """A kind of device whose activations are so many times what they should be."""
 
     class Spoiling(DeviceParty):
-        def _packed(self, activations: torch.Tensor, labels: torch.Tensor) -> tuple[wire.Activations, list[memoryview]]:
-            return super()._packed(activations * factor, labels)
+        def _packed(self, activations: torch.Tensor, *rest: Any) -> tuple[wire.Activations, list[memoryview]]:
+            return super()._packed(activations * factor, *rest)
 
     return Spoiling
 
@@ -108,7 +109,7 @@ def test_activations_that_swell_batch_norm_cost_their_device_only(tmp_path: Path
             bad = here.conductor.protocol.devices[2]
 
             def bad_one_has_sent() -> bool:
-                return 2 in here.conductor.executor.arrivals
+                return 2 in here.conductor.executor.training.arrivals
 
             async def for_the_bad_one(_round: int) -> None:
                 await here.until(lambda: bad.quarantined or bad_one_has_sent())
@@ -248,8 +249,8 @@ def test_test_samples_that_come_to_no_numbers_on_most_devices_end_the_run_and_th
             self.testing = True
             await super()._test(*arguments)
 
-        def _packed(self, activations: torch.Tensor, labels: torch.Tensor) -> tuple[wire.Activations, list[memoryview]]:
-            return super()._packed(activations * (NAN if self.testing else 1.0), labels)
+        def _packed(self, activations: torch.Tensor, *rest: Any) -> tuple[wire.Activations, list[memoryview]]:
+            return super()._packed(activations * (NAN if self.testing else 1.0), *rest)
 
     async def scenario() -> None:
         async with deployed(tmp_path, None, THREE, SHORT, recipe=planned(1222)) as here:
@@ -398,9 +399,9 @@ def test_waiting_for_a_device_that_left_is_not_the_servers_time(tmp_path: Path) 
             accounts, stalled, rounds = here.conductor.accounts, asyncio.Event(), {}
             note_round = accounts.note_round
 
-            def noted(block: Any, number: int, arrivals: Any, loss: float, answered: float, turn_s: float) -> Any:
-                phases, round_s = note_round(block, number, arrivals, loss, answered, turn_s)
-                rounds[number] = tuple(sorted(arrivals)), answered, phases["a3"]
+            def noted(block: Any, number: int, parts: Any) -> Any:
+                phases, round_s = note_round(block, number, parts)
+                rounds[number] = tuple(sorted(parts[0].arrivals)), parts[0].answered, phases["a3"]
                 return phases, round_s
 
             async def stall(round_: int) -> None:
@@ -411,7 +412,7 @@ def test_waiting_for_a_device_that_left_is_not_the_servers_time(tmp_path: Path) 
             accounts.note_round = noted  # type: ignore[method-assign]
             *others, leaving = started(here, DeviceParty, DeviceParty, before_sending(stall))
             await here.until(stalled.is_set)
-            await here.until(lambda: len(here.conductor.executor.arrivals) == 2)
+            await here.until(lambda: len(here.conductor.executor.training.arrivals) == 2)
             left = time.perf_counter()
             leaving.cancel()
             await here.until(lambda: 2 in rounds)
@@ -456,8 +457,8 @@ def test_people_see_how_much_has_come_and_gone(tmp_path: Path) -> None:
             await here.finish(started(here, *[DeviceParty] * 3))
             status, shapes = here.conductor.board.status, here.conductor.shapes
             labels = 8 * shapes.batch_size
-            assert status.received_bytes == 3 * 3 * (shapes.size(2) + labels)
-            assert 0 < status.sent_bytes <= 3 * 3 * shapes.size(2)
+            assert status.received_bytes == 3 * 3 * (shapes.size(2, WHOLE) + labels)
+            assert 0 < status.sent_bytes <= 3 * 3 * shapes.size(2, WHOLE)
             assert status.received_bps > 0
             assert status.sent_bps > 0
             assert all(device.forward_s and device.backward_s for device in status.devices)
@@ -470,7 +471,7 @@ def test_a_download_counts_by_its_own_size(tmp_path: Path) -> None:
 
     class Told(DeviceParty):
         async def _send(self, stream: Any, round_: int) -> None:
-            self._downlink = float(round_)
+            self._training()._downlink = float(round_)
             await super()._send(stream, round_)
 
     async def scenario() -> None:
@@ -485,7 +486,7 @@ def test_a_download_counts_by_its_own_size(tmp_path: Path) -> None:
 
             here.conductor.measured.device = device  # type: ignore[method-assign]
             await here.finish(started(here, *[Told] * 3))
-            deep, shallow = (8 * here.conductor.shapes.size(cut) for cut in (5, 1))
+            deep, shallow = (8 * here.conductor.shapes.size(cut, WHOLE) for cut in (5, 1))
             assert deep != shallow
             assert counted == [(1, 0), (2, deep), (3, shallow)]
 

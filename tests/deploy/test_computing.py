@@ -23,7 +23,7 @@ class Model:
     def has_own_layers(self, device: int) -> bool:
         return device in self.own
 
-    def receive(self, device: int, _activations: Tensor) -> None:
+    def receive(self, device: int, _activations: Tensor, _part: int) -> None:
         if device in self.bad:
             raise ValueError(f"device {device}")
         self.done.append(device)
@@ -41,7 +41,7 @@ def computed(model: Model, *requests: tuple[int, Tensor] | str) -> list[Exceptio
                 work.append(asyncio.create_task(thread.run(model.done.append, request)))
                 await asyncio.sleep(0)  # the task has made its request
             else:
-                thread.receive(*request, failed.append)
+                thread.receive(*request, 0, failed.append)
         await asyncio.gather(*work)
         thread.shutdown()
         await asyncio.sleep(0)

@@ -29,6 +29,8 @@ TWO = RECIPE.replace("[31234, 22222, 53142]", "[314, 412, 531]").replace("rounds
 FIRST_ROUNDS = [1, 4, 8, 13]
 ALL_NEEDED = "deploy.quorum=1.0"
 NO_DEADLINE = "deploy.round_deadline_s=100000.0"
+PARTS = 'run.options={"scripted_policy:Scripted"={plans=[314,412,531],sent=[40]}}'
+ALSO_IN_PARTS = pytest.mark.parametrize("changes", [(ALL_NEEDED,), (ALL_NEEDED, PARTS)], ids=["whole", "in parts"])
 # What device-1 is sent, in bytes: some to begin with, and 16 kB of gradients every round.
 ROUND = 16_700
 SMALL_ROUND = 4_300  # of device-2 at the second cut
@@ -90,11 +92,12 @@ def no_traceback(talk: Talk) -> None:
     assert "internal error" not in talk.everything(), talk.everything()
 
 
+@ALSO_IN_PARTS
 def test_a_killed_edge_server_goes_on_from_the_last_block(
-    expected: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expected: dict[str, Tensor], changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wires = Wires()
-    with deployment(tmp_path, monkeypatch, ALL_NEEDED, devices=2, recipe=TWO, prepare=wires) as (fleet, talk):
+    with deployment(tmp_path, monkeypatch, *changes, devices=2, recipe=TWO, prepare=wires) as (fleet, talk):
         wires.wait_amid_block_2(talk)
         killed(fleet, "edge")
         wires.edge.hold("down", ROUND)
@@ -113,11 +116,12 @@ def test_a_killed_edge_server_goes_on_from_the_last_block(
     no_traceback(talk)
 
 
+@ALSO_IN_PARTS
 def test_a_killed_fed_server_goes_on_from_its_last_version(
-    expected: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expected: dict[str, Tensor], changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wires = Wires()
-    with deployment(tmp_path, monkeypatch, ALL_NEEDED, devices=2, recipe=TWO, prepare=wires) as (fleet, talk):
+    with deployment(tmp_path, monkeypatch, *changes, devices=2, recipe=TWO, prepare=wires) as (fleet, talk):
         wires.wait_amid_block_2(talk)
         killed(fleet, "fed")  # amid a round
         fleet.start("fed")
@@ -136,11 +140,12 @@ def test_a_killed_fed_server_goes_on_from_its_last_version(
     no_traceback(talk)
 
 
+@ALSO_IN_PARTS
 def test_a_lost_connection_costs_no_round_and_none_is_trained_twice(
-    expected: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expected: dict[str, Tensor], changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wires = Wires()
-    with deployment(tmp_path, monkeypatch, ALL_NEEDED, devices=2, recipe=TWO, prepare=wires) as (fleet, talk):
+    with deployment(tmp_path, monkeypatch, *changes, devices=2, recipe=TWO, prepare=wires) as (fleet, talk):
         wires.wait_amid_block_2(talk)  # amid gradients
         wires.edge.cut()
         wires.edge.hold("up", ROUND // 2)  # amid activations, after the handshake

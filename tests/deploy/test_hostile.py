@@ -109,14 +109,18 @@ def end_soon(deployment: Deployment) -> None:
     deployment.conductor.loop.ending.after = lambda _block: "rounds"  # type: ignore[method-assign]
 
 
+IN_PARTS = 'run.options={"deploy.scripted_policy:Scripted"={plans=[31234,22222,53142],sent=[40]}}'
+
+
 @pytest.mark.usefixtures("endless")
+@pytest.mark.parametrize("how", [(), (IN_PARTS,)], ids=["whole", "in parts"])
 def test_a_member_that_lies_in_every_way_does_not_end_the_run(
-    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+    how: tuple[str, ...], tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conducting, "SHUTDOWN_S", 0.0)  # the liar will be gone
 
     async def main() -> None:
-        changes = ("deploy.quorum=0.5", "run.rounds=1000000", "deploy.round_deadline_s=1.0")
+        changes = ("deploy.quorum=0.5", "run.rounds=1000000", "deploy.round_deadline_s=1.0", *how)
         async with deployed(tmp_path, certs, *changes) as deployment:
             devices = joined(deployment, HONEST)
             liar = Liar(deployment, "device-4", 0)

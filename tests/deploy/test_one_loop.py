@@ -179,36 +179,37 @@ def believed(run: Run) -> list[dict[str, Any]]:
     return [{key: value for key, value in block.estimates.items() if key not in added} for block in run.blocks]
 
 
-def test_intervals_and_cuts_adapt_as_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AdaptSFL with its default beliefs, on one fleet in both worlds: the losses are the same, so κ and plans are.
+def both_worlds(folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: str) -> tuple[Run, Run]:
+    """Run AdaptSFL in a deployment and in a simulation, on one fleet.
 
     The edge server is told the simulated fleet's resources, so that plans do not depend on the seconds of this machine.
-    Averaging takes long in that fleet: plans are for more than the 5 rounds of the paper's mode.
     """
-    links = ("fed_uplink", "fed_downlink", "server_to_fed", "server_from_fed")
-    changes = (
-        TWO,
-        "run.rounds=100",
-        "run.evaluate_every=100",
-        "fleet.redraw=[]",
-        "planner.allowed_cuts=[1, 2, 3, 4, 5]",
-    )
-    changes += tuple(f"fleet.{link}_mbps=20" for link in links)
-    file = tmp_path / "recipe.toml"
+    changes = (TWO, "fleet.redraw=[]", "planner.allowed_cuts=[1, 2, 3, 4, 5]", *changes)
+    file = folder / "recipe.toml"
     file.write_text(by("adaptsfl"))
-    (simulated,) = Experiment(load_recipe(file, changes), tmp_path / "simulated").execute()
+    (simulated,) = Experiment(load_recipe(file, changes), folder / "simulated").execute()
     rates = {name: np.array(simulated.blocks[0].resources[name]) for name in RATES}
     fleet = Fleet(**rates, server=simulated.server, names=simulated.devices)
     monkeypatch.setattr(MeasuredFleet, "fleet", lambda _measured, numbers: fleet.subset(numbers))
     monkeypatch.setattr(MeasuredFleet, "costs", property(lambda measured: measured.nominal))
 
     async def scenario() -> None:
-        async with deployed(tmp_path, None, *changes, recipe=by("adaptsfl")) as here:
+        async with deployed(folder, None, *changes, recipe=by("adaptsfl")) as here:
             assert isinstance(here.conductor.loop.beliefs, Calibrated)
             await here.finish(devices(here))
 
     played(scenario())
-    real = read_run(tmp_path / "edge")
+    return read_run(folder / "edge"), simulated
+
+
+def test_intervals_and_cuts_adapt_as_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AdaptSFL with its default beliefs: the losses are the same in both worlds, so κ and plans are.
+
+    Averaging takes long in that fleet: plans are for more than the 5 rounds of the paper's mode.
+    """
+    links = ("fed_uplink", "fed_downlink", "server_to_fed", "server_from_fed")
+    slow = tuple(f"fleet.{link}_mbps=20" for link in links)
+    real, simulated = both_worlds(tmp_path, monkeypatch, "run.rounds=100", "run.evaluate_every=100", *slow)
     plans = [(block.interval, block.cuts, block.rounds) for block in real.blocks]
     assert plans == [(block.interval, block.cuts, block.rounds) for block in simulated.blocks]
     assert min(block.interval for block in real.blocks) > UNMEASURED_INTERVAL
@@ -217,6 +218,25 @@ def test_intervals_and_cuts_adapt_as_in_a_simulation(tmp_path: Path, monkeypatch
         assert ours.pop("growth")["factors"] == pytest.approx(theirs.pop("growth")["factors"], rel=1e-3)
         assert ours == pytest.approx(theirs, rel=1e-3)
     assert len({block.estimates["kappa"] for block in real.blocks}) > 2  # it learned
+
+
+def test_types_and_parts_are_chosen_as_in_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round is exact, so that both worlds measure the same factors before anything is rounded."""
+    auto = ('model.wire_dtype="auto"', 'planner.micro_batches="auto"', "planner.max_interval=4", "run.rounds=12")
+    real, simulated = both_worlds(tmp_path, monkeypatch, *auto)
+
+    def plans(run: Run) -> list[tuple[Any, ...]]:
+        return [
+            (block.interval, block.cuts, block.rounds, block.micro_batches, block.wire_dtype) for block in run.blocks
+        ]
+
+    assert plans(real) == plans(simulated)
+    assert max(block.micro_batches for block in real.blocks) > 1
+    assert {block.wire_dtype for block in real.blocks} != {"float32"}
+    ours, theirs = real.blocks[0].wires, simulated.blocks[0].wires
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert {"float32": 1.0, **ours} == real.blocks[1].estimates["wires"]
+    assert [block.losses for block in real.blocks[:1]] == [pytest.approx(simulated.blocks[0].losses, rel=1e-3)]
 
 
 def test_a_restarted_edge_server_believes_what_it_did_before(tmp_path: Path) -> None:
@@ -326,6 +346,45 @@ def test_a_rule_that_averages_some_layers_seldom_is_refused_before_anything_is_t
             for device in running:
                 device.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    played(scenario())
+
+
+BATCH_NORM = 'model.options={ width = 0.25, norm = "batch" }'
+SENT = 'run.options={{"deploy.scripted_policy:Scripted"={{plans=[222],sent=[{sent}]}}}}'
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((SENT.format(sent=30),), "micro_batches: is 3, which does not divide the batch size 8"),
+        ((SENT.format(sent=40), BATCH_NORM), "decision.micro_batches: is 4, but batch-norm would normalise every part"),
+    ],
+    ids=["not equal", "batch-norm"],
+)
+def test_parts_that_cannot_be_trained_are_refused_before_anything_is(
+    changes: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, TWO, *changes) as here:
+            running = devices(here)
+            with pytest.raises(InvalidInput, match=message):
+                await here.run
+            assert here.conductor.progress.rounds == 0
+            for device in running:
+                device.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    played(scenario())
+
+
+@pytest.mark.parametrize(("changes", "expected"), [((), "auto"), ((BATCH_NORM,), 1)])
+def test_parts_are_chosen_unless_batch_norm_would_see_them(
+    changes: tuple[str, ...], expected: object, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with deployed(tmp_path, None, TWO, 'planner.micro_batches="auto"', *changes) as here:
+            assert here.conductor.backend.limits.micro_batches == expected
 
     played(scenario())
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from adaptsfl.deploy.protocol import actions, events
 from adaptsfl.deploy.protocol.state import Rules
 from adaptsfl.deploy.security.limits import MOST_USELESS, MOST_VIOLATIONS, STRIKES
+from adaptsfl.deploy.sending import Sending
 from deploy.protocol_world import Device, World
 
 
@@ -1058,14 +1059,19 @@ class AnyOrder(RuleBasedStateMachine):
     def running(self) -> bool:
         return self.world.protocol.block is not None
 
-    @initialize(quorum=st.integers(1, 3), connected=st.integers(0, HOSTILE + 1), steps=st.integers(0, 40))
-    def begin(self, quorum: int, connected: int, steps: int) -> None:
+    @initialize(
+        quorum=st.integers(1, 3),
+        connected=st.integers(0, HOSTILE + 1),
+        steps=st.integers(0, 40),
+        parts=st.integers(1, 3),
+    )
+    def begin(self, quorum: int, connected: int, steps: int, parts: int) -> None:
         """Begin in the middle of a block, more often than not."""
         self.world.protocol.rules = Rules(quorum, round_deadline_s=10.0)
         for number in range(connected):
             self.world.connect(number)
         if connected >= quorum:
-            self.open(rounds=1, evaluate=False, estimate=False, placed=True, cuts=(1,) * (HOSTILE + 1))
+            self.open(rounds=1, evaluate=False, estimate=False, placed=True, cuts=(1,) * (HOSTILE + 1), parts=parts)
         self.go_on(steps)
 
     @rule(steps=st.integers(1, 20))
@@ -1082,10 +1088,22 @@ class AnyOrder(RuleBasedStateMachine):
         estimate=st.booleans(),
         placed=st.booleans(),
         cuts=st.tuples(*[st.just(1)] * 4),
+        parts=st.integers(1, 3),
+        exact=st.booleans(),
     )
-    def open(self, rounds: int, evaluate: bool, estimate: bool, placed: bool, cuts: tuple[int, ...]) -> None:
+    def open(
+        self,
+        rounds: int,
+        evaluate: bool,
+        estimate: bool,
+        placed: bool,
+        cuts: tuple[int, ...],
+        parts: int,
+        exact: bool = False,
+    ) -> None:
         self.blocks += 1
-        self.world.open_block(rounds, cuts, placed=placed, evaluate=evaluate, estimate=estimate)
+        sending = Sending(parts, exact_round=self.world.rounds + 1 if exact else 0)
+        self.world.open_block(rounds, cuts, placed=placed, evaluate=evaluate, estimate=estimate, sending=sending)
 
     @rule(number=DEVICE, anew=st.booleans(), ready=st.booleans())
     def connect(self, number: int, anew: bool, ready: bool) -> None:
@@ -1180,8 +1198,9 @@ class AnyOrder(RuleBasedStateMachine):
         attempt=st.integers(0, 2),
         number=st.integers(0, 4),
         kind=st.sampled_from(["round", "evaluation", "estimation", "delivered", "stale", "closing", "gave up"]),
+        part=st.integers(0, 3),
     )
-    def lie(self, attempt: int, number: int, kind: str) -> None:
+    def lie(self, attempt: int, number: int, kind: str, part: int) -> None:
         """The hostile device says something, whether or not it has a place."""
         device = self.world.devices[HOSTILE]
         attempt, connection = attempt or device.held, device.connection
@@ -1196,7 +1215,7 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             if kind == "round":
                 device.pending = number
-            self.world.do(events.Activations(connection, attempt, number, kind, 3))  # type: ignore[arg-type]
+            self.world.do(events.Activations(connection, attempt, number, kind, 3, part))  # type: ignore[arg-type]
 
     @invariant()
     def nobody_honest_is_accused(self) -> None:

@@ -230,7 +230,7 @@ def test_a_device_that_comes_back_is_sent_nothing_before_its_plan(tmp_path: Path
             here.start(first.run())
             lost = here.start(second.run())
             await here.until(lambda: here.conductor.progress.rounds == 1)
-            await here.until(lambda: list(here.conductor.executor.arrivals) == [1])
+            await here.until(lambda: list(here.conductor.executor.training.arrivals) == [1])
             lost.cancel()
             again = here.device(2)
             preparing, prepare = again.stop_at("preparing")
@@ -255,8 +255,8 @@ def test_what_a_lost_device_had_sent_gives_way_to_what_it_sends_with_new_layers(
             here.start(first.run())
             lost = here.start(here.device(2).run())
             await waiting.wait()
-            await here.until(lambda: 1 in here.conductor.executor.arrivals)
-            arrivals = here.conductor.executor.arrivals
+            await here.until(lambda: 1 in here.conductor.executor.training.arrivals)
+            arrivals = here.conductor.executor.training.arrivals
             before = arrivals[1]
             lost.cancel()
             over = here.start(here.device(2).run())

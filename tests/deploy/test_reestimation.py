@@ -308,8 +308,8 @@ def test_activations_that_swell_the_statistics_cost_their_device_only(tmp_path: 
             await super()._estimate(round_, stream, fed)
             self.estimating = False
 
-        def _packed(self, activations: Tensor, labels: Tensor) -> Any:
-            return super()._packed(activations * (1e12 if self.estimating else 1.0), labels)
+        def _packed(self, activations: Tensor, *rest: Any) -> Any:
+            return super()._packed(activations * (1e12 if self.estimating else 1.0), *rest)
 
     async def scenario() -> None:
         async with deployed(tmp_path, None, *CHANGES, recipe=planned(plan)) as here:

@@ -11,7 +11,7 @@ from adaptsfl import latency
 from adaptsfl.costs import CutCosts
 from adaptsfl.deploy.layers_file import to_bytes, without_optimizer
 from adaptsfl.deploy.parties.edge.clock import ALL, BlockClock
-from adaptsfl.deploy.parties.edge.resources import FASTEST, TRAVELLING, MeasuredFleet
+from adaptsfl.deploy.parties.edge.resources import FASTEST, TRAVELLING, MeasuredFleet, passes
 from adaptsfl.deploy.wire_pb2 import Rates, Ready
 from adaptsfl.errors import BadMessage
 from adaptsfl.models import build, profile, split
@@ -311,3 +311,11 @@ def test_a_link_to_the_fed_server_is_believed_to_change_with_the_one_to_the_edge
     fleet.transferred(0, "fed_uplink_bps", 1e6, 1.0)
     seconds = fleet.transfer_s(0, "fed_uplink_bps", 1e6)
     assert seconds == pytest.approx(1.0, rel=0.1) if edge_link_changes else seconds < 0.2
+
+
+def test_a_first_guess_of_fixed_seconds_leaves_a_pass_as_long_as_it_was() -> None:
+    """Of 30 ms at 1 GFLOP/s 10 ms are fixed: the rest is that much faster; and never more than half is believed."""
+    for fixed_s, expected_s in ((0.010, 0.010), (0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (float("inf"), 0.015)):
+        guess = passes(1e9, 0.030, fixed_s)
+        assert guess.fixed_s == pytest.approx(expected_s)
+        assert guess.predict_s(0.030 * 1e9) == pytest.approx(0.030)

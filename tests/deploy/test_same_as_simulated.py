@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from adaptsfl.config import load_recipe
+from adaptsfl.costs import WIRE_DTYPES
 from adaptsfl.simulation.experiment import Experiment
 from deploy.deployed import RECIPE, deployment, finish, model_of, record_of
 
@@ -66,6 +67,36 @@ def test_what_is_rounded_on_the_wire_is_rounded_alike_in_the_simulator(
     assert [block["loss"] for block in record_of(fleet)] == pytest.approx(losses, abs=1e-4)
     assert_equal(model_of(fleet), expected)
     assert max(float((exact[name] - tensor).abs().max()) for name, tensor in expected.items()) > 2 * TOLERANCE
+
+
+SENT = 'run.options={{"scripted_policy:Scripted"={{plans=[31234,22222,53142],sent={sent}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("sent", "rounds"),
+    [
+        ([40], 20),
+        ([83], 3),
+        ([44], 3),
+        ([20, 40, 10, 80], 20),
+        ([13, 41], 5),
+    ],
+    ids=["parts", "parts in int8", "parts in int4", "other parts in every block", "other types in every block"],
+)
+def test_parts_and_types_of_a_plan_are_those_of_the_simulator(
+    sent: list[int], rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the simulator parts do not change what is learned, so these are sums in yet another order."""
+    changes = (SENT.format(sent=sent), 'data.weights="size"', f"run.rounds={rounds}")
+    with deployment(tmp_path, monkeypatch, *changes) as (fleet, talk):
+        finish(fleet, talk)
+    monkeypatch.chdir(Path(__file__).parent)
+    expected, _, losses = simulated(tmp_path, *changes)
+    record = record_of(fleet)
+    assert [block["loss"] for block in record] == pytest.approx(losses, abs=1e-4)
+    assert_equal(model_of(fleet), expected)
+    found = [10 * block["micro_batches"] + WIRE_DTYPES.index(block["wire_dtype"]) for block in record]
+    assert found == [sent[min(k, len(sent) - 1)] for k in range(len(found))]
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

@@ -40,6 +40,7 @@ WAIT_S = 600.0  # only reached by a test that fails
 def board() -> Board:
     board = Board(Status(run="four boards", started_at=1_000_000.0, rounds_planned=500))
     board.update(round=120, block=7, interval=12, deepest=9, round_s=1.5, predicted_round_s=1.25)
+    board.update(micro_batches=4, wire_dtype="int8")
     board.update(received_bytes=3_000_000, sent_bytes=4_000_000, received_bps=2e6, sent_bps=3e6)
     board.update(phases=(("a1", 0.5, 0.75), ("b3", None, 0.125)))
     board.update_device("jetson", state="training", cut=9, round=120, rounds=118, forward_s=0.25)
@@ -116,6 +117,7 @@ def test_metrics(server):
     assert found["adaptsfl_block",] == 7
     assert found["adaptsfl_interval_rounds",] == 12
     assert found["adaptsfl_deepest_cut",] == 9
+    assert found["adaptsfl_micro_batches",] == 4
     assert found["adaptsfl_waiting",] == 0
     assert found["adaptsfl_loss",] == pytest.approx(0.8)
     assert found["adaptsfl_accuracy_ratio",] == 0.625
@@ -425,7 +427,8 @@ def test_the_page_follows_its_server(board, tmp_path, scheme):
     assert shown(text, "round-s") == "1.5 s"
     assert shown(text, "round-s-note") == "a round; predicted 1.25 s, 1.20× that"
     assert (shown(text, "loss"), shown(text, "accuracy")) == ("0.8", "62.5 %")
-    assert (shown(text, "interval"), shown(text, "deepest")) == ("12", "9")
+    assert (shown(text, "interval"), shown(text, "deepest"), shown(text, "parts")) == ("12", "9", "4")
+    assert shown(text, "parts-note") == "k, parts of a mini-batch, in int8"
     assert (shown(text, "received"), shown(text, "sent-note")) == ("2 Mbit/s", "sent, 4 MB in all")
     rows = cells(text, "devices")
     assert rows[1] == ["jetson", "training", "9", "118", "250 ms", "–", "0", ""]

@@ -65,6 +65,15 @@ def test_labels_arrive_as_they_are() -> None:
     assert torch.equal(sent(labels, "int64"), labels)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, "int64"])
+def test_a_single_number_arrives_whatever_its_stride(dtype: str) -> None:
+    """Torch calls it contiguous: the label of a mini-batch of one sample, every other one of a row."""
+    kind = torch.int64 if dtype == "int64" else torch.float32
+    tensor = torch.ones(2, dtype=kind)[::2]
+    assert tensor.stride() == (2,)
+    assert torch.allclose(sent(tensor, dtype), tensor, rtol=0.01)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_largest_numbers_arrive_as_numbers(dtype: str) -> None:
     """Of a type that is too small, its largest: infinity would be refused, and an honest device with it."""

@@ -124,11 +124,11 @@ def watch(device: DeviceParty, secrets: Secrets) -> DeviceParty:
             for layer in device.held.device.layers:
                 secrets.weights[device.party.name] += [p.detach().clone() for p in layer.parameters]
 
-    def kept(activations: Tensor, labels: Tensor) -> Any:
+    def kept(activations: Tensor, labels: Tensor, dtype: str) -> Any:
         secrets.activations.append(activations.detach().clone())
         secrets.labels.append(labels.clone())
         note_weights()
-        return packed(activations, labels)
+        return packed(activations, labels, dtype)
 
     async def sent(stream: Any, round_: int) -> None:
         if device.held is not None and 1 <= round_ <= device.held.last_round:

@@ -78,6 +78,22 @@ def test_a_cut_needs_the_batch_in_front() -> None:
     assert split(sequence_first, torch.randn(2, 5, 4)).names == ("a", "d")
 
 
+def test_whole_numbers_do_not_cross_a_cut() -> None:
+    """No gradient comes back through them, and none of the types on the wire holds them."""
+
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.table, self.last = nn.Linear(4, 4), nn.Embedding(9, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.table((2 * self.first(x)).clamp(0, 8).long()).mean(1))
+
+    model = split(Table(), X)
+    assert model.names == ("first", "table", "last")
+    assert [model.client(cut)(X).dtype for cut in (1, 2, 3)] == [torch.float32] * 3
+
+
 def test_a_tensor_that_is_changed_in_place_is_not_cut_before_the_change() -> None:
     def run(n: Net, x: Tensor) -> Tensor:
         x = n.a(x)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from adaptsfl.config import AdaptConfig, PlannerConfig, Recipe, TrainingConfig, parse
+from adaptsfl.costs import ASSUMED_FACTORS
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import FLEETS
@@ -47,14 +48,17 @@ class Nowhere:
         loss: Callable[[int], float] = lambda _round: 1.0,
         by_interval: bool = True,
         measures: bool = False,
+        compares: bool = False,
         limit_s: float | None = None,
+        wire_dtype: str = "float32",
         **run: Any,
     ) -> None:
-        self.recipe = parse(Recipe, {"model": {"name": "vgg16"}, "fleet": {"devices": 3}, "run": {"rounds": 8, **run}})
+        model = {"name": "vgg16", "wire_dtype": wire_dtype}
+        self.recipe = parse(Recipe, {"model": model, "fleet": {"devices": 3}, "run": {"rounds": 8, **run}})
         self.seed, self.devices, self.layers, self.limits = 0, 3, COSTS.layers, PlannerConfig()
         self.there, self.accuracy, self.loss, self.by_interval = list(there), accuracy, loss, by_interval
         self.constants: ConstantsSample | None = None
-        self.measures, self.planning_limit_s = measures, limit_s
+        self.measures, self.compares, self.planning_limit_s = measures, compares, limit_s
         self.orders: list[Order] = []
 
     def observe(self, round_: int) -> Scene:
@@ -77,6 +81,7 @@ class Nowhere:
                 tuple(self.loss(t) for t in range(order.first_round, order.last_round + 1)),
                 divergence=(order.last_round / 10,),
                 constants=self.constants if order.measure else None,
+                wires=dict.fromkeys(order.compared, 1 + order.first_round / 100),
             ),
             cuts=tuple(cuts.tolist()),
             time_s=float(order.last_round),
@@ -150,6 +155,46 @@ def test_constants_are_measured_where_the_bound_is_planned_with() -> None:
         backend.constants = ConstantsSample(1.0, (0,), np.ones((1, COSTS.layers)), np.ones(COSTS.layers))
         list(BlockLoop(backend, policy))
         assert [order.measure for order in backend.orders] == measured
+
+
+def test_types_of_numbers_are_compared_where_the_policy_chooses_one() -> None:
+    """Before round 1, then after 60 rounds, then whenever the run is twice as long as at the last comparison."""
+    for compares, precision, wire_dtype, compared_in in (
+        (True, True, "auto", [1, 61, 121, 241]),
+        (False, True, "auto", []),
+        (True, False, "auto", []),
+        (True, True, "int8", []),
+    ):
+        backend = Nowhere(compares=compares, wire_dtype=wire_dtype, rounds=300)
+        policy = Told(every(10), estimates=True)
+        policy.precision = precision  # type: ignore[misc]
+        blocks = list(BlockLoop(backend, policy))
+        orders = [order for order in backend.orders if order.compared]
+        assert [order.first_round for order in orders] == compared_in
+        assert {order.compared for order in orders} <= {("float16", "bfloat16", "int8", "int4")}
+        assert [block.first_round for block in blocks if block.wires] == compared_in
+        assert (policy.seen[0].wires is None) == (not (precision and wire_dtype == "auto"))
+        assert {block.wire_dtype for block in blocks} == {"float32" if wire_dtype == "auto" else "int8"}
+
+
+def test_the_first_comparison_replaces_what_was_assumed_and_later_ones_count_half() -> None:
+    policy = Told(every(10))
+    policy.precision = True  # type: ignore[misc]
+    list(BlockLoop(Nowhere(compares=True, wire_dtype="auto", rounds=130), policy))
+    seen = [observation.wires for observation in policy.seen]
+    assert seen[0] == ASSUMED_FACTORS
+    assert [seen[k]["int8"] for k in (1, 6, 7, 12)] == pytest.approx([1.01, 1.01, (1.01 + 1.61) / 2, 1.31])
+    assert all(factors["float32"] == 1 for factors in seen)
+
+
+def test_constants_and_types_are_not_measured_in_one_block() -> None:
+    backend, policy = (
+        Nowhere(measures=True, compares=True, wire_dtype="auto", rounds=20),
+        Told(every(5), estimates=True),
+    )
+    policy.adapt, policy.precision = {"mode": "paper", "target": 1.0}, True  # type: ignore[misc]
+    list(BlockLoop(backend, policy))
+    assert [(order.measure, bool(order.compared)) for order in backend.orders[:2]] == [(False, True), (True, False)]
 
 
 def test_a_policy_sees_the_losses_of_every_round() -> None:
@@ -255,8 +300,12 @@ def test_going_on_after_any_block_is_as_if_nothing_had_happened(done: int, round
 
     def make() -> tuple[Nowhere, Told]:
         there = [(0, 1, 2), (0, 1, 2), (0, 2), (0, 2), (0, 1, 2)]
-        backend = Nowhere(there=there, rounds=12, loss=lambda round_: 2.0 if round_ % 4 == 1 else 1.0)
-        return backend, Told(every(2, 3, rounds), every(2, 1, rounds), every(4, 2), estimates=True)
+        jumps = {"loss": lambda round_: 2.0 if round_ % 4 == 1 else 1.0}
+        backend = Nowhere(there=there, rounds=12, compares=True, wire_dtype="auto", **jumps)
+        backend.recipe = backend.recipe.model_copy(update={"adapt": parse(AdaptConfig, {"measure_every": 4})})
+        policy = Told(every(2, 3, rounds), every(2, 1, rounds), every(4, 2), estimates=True)
+        policy.precision = True  # type: ignore[misc]
+        return backend, policy
 
     backend, whole = make()
     blocks = list(BlockLoop(backend, whole))
@@ -272,7 +321,7 @@ def test_going_on_after_any_block_is_as_if_nothing_had_happened(done: int, round
 
 
 def shown(seen: Observation) -> tuple[Any, ...]:
-    rounds = seen.convergence.rounds(16, np.arange(1, seen.layers + 1)).tolist()
+    rounds = [*seen.convergence.rounds(16, np.arange(1, seen.layers + 1)).tolist(), *(seen.wires or {}).values()]
     return seen.round, seen.block, seen.divergence.tolist(), seen.losses.tolist(), rounds, seen.trust.longest_interval
 
 

@@ -72,7 +72,13 @@ def test_the_same_fleet_gives_the_same_record_also_for_policies_that_look(tmp_pa
     policies = {"adaptsfl": {}, "rma+ms": {"longest": 4}, "ma+rms": {}, "sfl": {}, "psl": {"rounds": 4}}
     policies["adaptsfl@paper"] = {"mode": "paper", "target": 0.5}  # sees the rates of the moment
     made = recipe(FLEET_B, policies, rounds=12, faults={"participation": 0.7, "straggler_rate": 0.2})
-    runs = Experiment(made, tmp_path / "a").execute()
+    free = {"model": made.model.model_copy(update={"wire_dtype": "auto"})}
+    free["planner"] = made.planner.model_copy(update={"micro_batches": "auto"})
+    runs = Experiment(made.model_copy(update=free), tmp_path / "a").execute()
+    assert runs[0].blocks[0].wires
+    assert (
+        {block.wire_dtype for block in runs[0].blocks} != {"float32"} == {block.wire_dtype for block in runs[1].blocks}
+    )
     assert any(block.measuring for block in runs[-1].blocks)
     retime(runs, parse(FleetConfig, FLEET_B), tmp_path / "same")
     assert records(tmp_path / "same") == records(tmp_path / "a")

@@ -47,6 +47,26 @@ def make_odd_norms() -> SplitModel:
     return split(OddNorms().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
 
 
+class NormTwice(nn.Module):
+    """Uses one batch-norm for two layers, so that every batch updates its running statistics twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+        self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1)).tanh()
+        x = self.norm(self.second(x)).tanh()
+        return self.last(self.norm(self.third(x)).tanh())
+
+
+def make_norm_twice() -> SplitModel:
+    """Return it split, for digits, the same every time."""
+    torch.manual_seed(0)
+    return split(NormTwice().double(), torch.zeros(2, 1, 8, 8, dtype=torch.float64))
+
+
 def make_batches(model: SplitModel, shape: Sequence[int], sizes: Sequence[int] = SIZES) -> Callable[[int], list[Batch]]:
     """Return what gives every round its batches, the same for the same round."""
     dtype = next(model.module.parameters()).dtype

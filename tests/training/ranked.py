@@ -22,7 +22,7 @@ from adaptsfl.training import (
 from adaptsfl.training.estimate import SmoothnessProbe, measure_constants
 from adaptsfl.training.ranks import Ranks
 from adaptsfl.training.sharding import Sharding, assigned
-from training.cases import make_batches, make_model, make_odd_norms
+from training.cases import make_batches, make_model, make_norm_twice, make_odd_norms
 
 SIZES = (2, 4, 2, 4, 2)
 WEIGHTS = (1.0, 5.0, 2.0, 3.0, 1.0)
@@ -46,15 +46,18 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     schedule: RateSchedule = field(default_factory=RateSchedule)
     wire_dtype: str | None = None
+    micro_batches: int = 1
 
     @property
     def plans(self) -> list[Decision]:
-        return [replace(plan, wire_dtype=self.wire_dtype) for plan in PLANS]
+        return [replace(plan, wire_dtype=self.wire_dtype, micro_batches=self.micro_batches) for plan in PLANS]
 
 
 def model_of(case: Case) -> SplitModel:
     if case.norm == "odd":
         return make_odd_norms()
+    if case.norm == "twice":
+        return make_norm_twice()
     return make_model("vgg_digits", case.dtype, width=0.25, norm=case.norm)
 
 

@@ -21,7 +21,7 @@ def test_slices(momentum: float | None) -> None:
         for copy, part in zip(copies, x.split([2, 4, 1]), strict=True):
             outputs.append(copy(part))
         for chunk, sizes, weights in ((x[:6], (2, 4), (0.2, 0.3)), (x[6:], (1,), (0.5,))):
-            slices.sizes, slices.weights = sizes, weights
+            slices.begin(sizes, weights)
             assert torch.allclose(holder(chunk), torch.cat(outputs[:2] if len(sizes) == 2 else outputs[2:]))
         sliced.finish(sliced.round_statistics())
         mean = {

@@ -29,12 +29,12 @@ LENGTHS = (6, 8, 6)
 def compare(model: SplitModel, shape: tuple[int, ...], settings: OptimizerSettings, **options: Any) -> None:
     """Train both for 20 rounds, with a deeper and a shallower plan on the way, and compare as they go."""
     plans, lengths = options.pop("plans", PLANS), options.pop("lengths", LENGTHS)
-    chunk = options.pop("chunk", 3)
+    chunk, sizes = options.pop("chunk", 3), options.pop("sizes", SIZES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingWarning)
         slow = Reference(model, plans[0], settings, **options)
         fast = Engine(model, plans[0], settings, chunk=chunk, **options)
-    batches, t = make_batches(model, shape), 0
+    batches, t = make_batches(model, shape, sizes), 0
     for plan, rounds in zip(plans, lengths, strict=True):
         if t:
             slow.change_plan(plan)
@@ -87,6 +87,17 @@ def test_activations_and_gradients_are_rounded_at_every_devices_own_cut(
     settings = OptimizerSettings(optimizer, 1e-3 if optimizer == "adam" else 0.05)
     plans = [replace(plan, wire_dtype=wire_dtype) for plan in PLANS]
     compare(model, DIGITS, settings, weights=weights, plans=plans)
+
+
+@pytest.mark.parametrize("wire_dtype", WIRE_DTYPES)
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+def test_whole_mini_batches_of_the_engine_learn_what_parts_of_the_reference_learn(parts: int, wire_dtype: str) -> None:
+    """Without batch-norm, in every type of numbers: what is sent of a sample does not depend on its part."""
+    model = make_model("vgg_digits", width=0.25, norm="group")
+    plans = [replace(plan, wire_dtype=wire_dtype, micro_batches=parts) for plan in PLANS]
+    settings = OptimizerSettings("momentum", 0.05)
+    compare(model, DIGITS, settings, weights=SIZES, plans=plans, lengths=(3, 4, 2), sizes=(8, 16, 8, 24))
+    assert Engine(model, plans[0], settings).schedule.plan.micro_batches == 1
 
 
 @pytest.mark.parametrize("statistics", ["pooled", "device"])
@@ -249,6 +260,27 @@ def test_the_user_s_model_is_not_touched_and_takes_the_result() -> None:
     assert largest_difference(model.module.state_dict(), before) == 0
     assert largest_difference(engine.state(), state) > 0
     model.module.load_state_dict(state)
+
+
+class TwoBiases(nn.Module):
+    """Autograd returns one tensor as the gradients of both biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 10, bias=False)
+        self.one, self.other = (nn.Parameter(torch.zeros(10)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x.flatten(1)).tanh()) + (self.one + self.other)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_gradients_that_are_one_tensor_are_not_added_up_twice(chunk: int, cut: int) -> None:
+    torch.manual_seed(0)
+    model = split(TwoBiases().double(), torch.zeros(1, *DIGITS, dtype=torch.float64))
+    plans = [Decision((min(cut, model.layers),) * 4, 2)]
+    compare(model, DIGITS, OptimizerSettings("sgd", 0.05), plans=plans, lengths=[4], chunk=chunk)
 
 
 class ByShape(OddNorms):

@@ -41,6 +41,9 @@ CASES = [
     Case("odd", "pooled", optimizer="sgd", present=COMING_AND_GOING),
     Case("group", wire_dtype="int4", present=COMING_AND_GOING),
     Case("batch", "pooled", wire_dtype="int8"),
+    Case("twice", "device", present=COMING_AND_GOING),
+    Case("batch", "pooled", micro_batches=2, present=COMING_AND_GOING),
+    Case("batch", "device", optimizer="adam", micro_batches=2, wire_dtype="int4", present=COMING_AND_GOING),
     Case("group", dtype=torch.float32),
 ]
 ON_PROCESSES = 3

@@ -1,6 +1,7 @@
 """SplitFed V1 and V2 and vanilla split learning against a few lines of plain torch."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from adaptsfl.errors import InvalidInput
 from adaptsfl.training import (
     Engine,
     OptimizerSettings,
+    PooledEngine,
     Reference,
     Sequential,
 )
@@ -125,6 +127,23 @@ def test_wrong_settings_say_what_to_do() -> None:
         Sequential(model, 2, 0, OptimizerSettings())
     with pytest.raises(InvalidInput, match="batches: has 4 entries"):
         Sequential(model, 2, 3, OptimizerSettings()).round(make_batches(model, SHAPE)(1))
+
+
+def test_batch_norm_of_these_trainers_normalises_whole_mini_batches() -> None:
+    parts = Decision((2,) * 4, 2, micro_batches=2)
+    message = "micro_batches: is 2, but this trainer's batch-norm normalises whole mini-batches"
+    for norm in ("group", "batch"):
+        model = make_model("vgg_digits", width=0.25, norm=norm)
+        pooled = PooledEngine(model, replace(parts, micro_batches=1), OptimizerSettings(), devices=4)
+        turns = Sequential(model, 2, 4, OptimizerSettings(), interval=2)
+        for trainer in (pooled, turns):
+            if norm == "batch":
+                with pytest.raises(InvalidInput, match=message):
+                    trainer.change_plan(parts)
+            else:
+                trainer.change_plan(parts)
+    with pytest.raises(InvalidInput, match=message):
+        PooledEngine(model, parts, OptimizerSettings(), devices=4)
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:

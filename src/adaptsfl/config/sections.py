@@ -138,14 +138,16 @@ class TrainingConfig(Section):
     at_averaging: Literal["average", "reset", "keep"] = "average"
     statistics: Literal["pooled", "device"] = "pooled"
     reestimate_statistics: bool = True  # of batch-norm, before every evaluation and in the final model
+    ghost_batches: bool = False  # whether batch-norm may normalise every part of a mini-batch by itself
     device: str = "cpu"  # where to compute, as torch names it
     schedule: ScheduleConfig | None = None  # of the learning rate; constant by default
 
     @model_serializer(mode="wrap")
-    def _without_absent_schedule(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit a schedule that is not given, so that older recipes, from before this key, keep their identity."""
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit newer keys that are not given, so that older recipes keep their identity."""
         content: dict[str, Any] = dump(self)
-        return {key: value for key, value in content.items() if key != "schedule" or value is not None}
+        newer = {"schedule": None, "ghost_batches": False}
+        return {key: value for key, value in content.items() if key not in newer or value != newer[key]}
 
 
 class RunConfig(Section):

@@ -25,8 +25,7 @@ class NonFiniteTensor(BadMessage):
 def pack(tensor: Tensor, wire_dtype: str, dither: Dither | None = None) -> tuple[TensorHeader, memoryview]:
     """Return a tensor's header and bytes, in its type on the wire; `dither` is for gradients (see `wire_format`)."""
     tensor = tensor.detach().cpu()
-    sent = tensor.contiguous().reshape(-1).view(torch.uint8) if wire_dtype == LABELS else None
-    sent = wire_format.encoded(tensor, wire_dtype, dither) if sent is None else sent
+    sent = wire_format.raw(tensor) if wire_dtype == LABELS else wire_format.encoded(tensor, wire_dtype, dither)
     return TensorHeader(dtype=wire_dtype, shape=tensor.shape), sent.numpy().data
 
 

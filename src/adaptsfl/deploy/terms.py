@@ -23,7 +23,7 @@ from adaptsfl.runs.recipe import check_training, optimizer_settings, seeded
 from adaptsfl.training import OptimizerSettings
 from adaptsfl.training.settings import check_trainable
 
-PROTOCOL = 3  # the version; it changes when older parties would not understand the messages
+PROTOCOL = 4  # the version; it changes when older parties would not understand the messages
 SHARED = ("name", "model", "training", "data", "deploy")
 LOCAL = {"path": None, "cache": None}  # each device has its own paths
 # Limits of what a server may ask of a device: more would be a mistake, or an attempt to fill its memory.

@@ -7,14 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TensorHeader(_message.Message):
-    __slots__ = ("dtype", "shape", "scale")
+    __slots__ = ("dtype", "shape")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
-    SCALE_FIELD_NUMBER: _ClassVar[int]
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    scale: float
-    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., scale: _Optional[float] = ...) -> None: ...
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Echo(_message.Message):
     __slots__ = ("chunk", "uplink")
@@ -81,16 +79,18 @@ class Welcome(_message.Message):
     def __init__(self, number: _Optional[int] = ..., settings: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("samples", "forward_s", "backward_s", "rates")
+    __slots__ = ("samples", "forward_s", "backward_s", "rates", "fixed_s")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
     samples: int
     forward_s: _containers.RepeatedScalarFieldContainer[float]
     backward_s: _containers.RepeatedScalarFieldContainer[float]
     rates: Rates
-    def __init__(self, samples: _Optional[int] = ..., forward_s: _Optional[_Iterable[float]] = ..., backward_s: _Optional[_Iterable[float]] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ...) -> None: ...
+    fixed_s: float
+    def __init__(self, samples: _Optional[int] = ..., forward_s: _Optional[_Iterable[float]] = ..., backward_s: _Optional[_Iterable[float]] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., fixed_s: _Optional[float] = ...) -> None: ...
 
 class Rates(_message.Message):
     __slots__ = ("uplink", "downlink", "fed_uplink", "fed_downlink", "uplink_s", "downlink_s", "fed_uplink_s", "fed_downlink_s")
@@ -113,7 +113,7 @@ class Rates(_message.Message):
     def __init__(self, uplink: _Optional[float] = ..., downlink: _Optional[float] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ..., uplink_s: _Optional[float] = ..., downlink_s: _Optional[float] = ..., fed_uplink_s: _Optional[float] = ..., fed_downlink_s: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("attempt", "block", "next_round", "last_round", "cut", "evaluate", "estimate")
+    __slots__ = ("attempt", "block", "next_round", "last_round", "cut", "evaluate", "estimate", "micro_batches", "wire_dtype", "exact_round")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     NEXT_ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,9 @@ class Plan(_message.Message):
     CUT_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    EXACT_ROUND_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     block: int
     next_round: int
@@ -128,10 +131,13 @@ class Plan(_message.Message):
     cut: int
     evaluate: bool
     estimate: int
-    def __init__(self, attempt: _Optional[int] = ..., block: _Optional[int] = ..., next_round: _Optional[int] = ..., last_round: _Optional[int] = ..., cut: _Optional[int] = ..., evaluate: _Optional[bool] = ..., estimate: _Optional[int] = ...) -> None: ...
+    micro_batches: int
+    wire_dtype: str
+    exact_round: int
+    def __init__(self, attempt: _Optional[int] = ..., block: _Optional[int] = ..., next_round: _Optional[int] = ..., last_round: _Optional[int] = ..., cut: _Optional[int] = ..., evaluate: _Optional[bool] = ..., estimate: _Optional[int] = ..., micro_batches: _Optional[int] = ..., wire_dtype: _Optional[str] = ..., exact_round: _Optional[int] = ...) -> None: ...
 
 class Activations(_message.Message):
-    __slots__ = ("attempt", "round", "evaluation", "labels", "tensor", "forward_s", "backward_s", "downlink", "evaluation_batches", "estimation", "fetch_s")
+    __slots__ = ("attempt", "round", "evaluation", "labels", "tensor", "forward_s", "backward_s", "downlink", "evaluation_batches", "estimation", "fetch_s", "part", "update_s")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +149,8 @@ class Activations(_message.Message):
     EVALUATION_BATCHES_FIELD_NUMBER: _ClassVar[int]
     ESTIMATION_FIELD_NUMBER: _ClassVar[int]
     FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_S_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     round: int
     evaluation: bool
@@ -154,15 +162,19 @@ class Activations(_message.Message):
     evaluation_batches: int
     estimation: bool
     fetch_s: float
-    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., evaluation: _Optional[bool] = ..., labels: _Optional[_Union[TensorHeader, _Mapping]] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., downlink: _Optional[float] = ..., evaluation_batches: _Optional[int] = ..., estimation: _Optional[bool] = ..., fetch_s: _Optional[float] = ...) -> None: ...
+    part: int
+    update_s: float
+    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., evaluation: _Optional[bool] = ..., labels: _Optional[_Union[TensorHeader, _Mapping]] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., downlink: _Optional[float] = ..., evaluation_batches: _Optional[int] = ..., estimation: _Optional[bool] = ..., fetch_s: _Optional[float] = ..., part: _Optional[int] = ..., update_s: _Optional[float] = ...) -> None: ...
 
 class Gradients(_message.Message):
-    __slots__ = ("round", "tensor")
+    __slots__ = ("round", "tensor", "part")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     round: int
     tensor: TensorHeader
-    def __init__(self, round: _Optional[int] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ...) -> None: ...
+    part: int
+    def __init__(self, round: _Optional[int] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ..., part: _Optional[int] = ...) -> None: ...
 
 class Skip(_message.Message):
     __slots__ = ("next_round",)
@@ -191,18 +203,20 @@ class Deliver(_message.Message):
     def __init__(self, attempt: _Optional[int] = ...) -> None: ...
 
 class Delivered(_message.Message):
-    __slots__ = ("attempt", "fed_uplink", "fed_downlink", "backward_s", "upload_s")
+    __slots__ = ("attempt", "fed_uplink", "fed_downlink", "backward_s", "upload_s", "update_s")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FED_UPLINK_FIELD_NUMBER: _ClassVar[int]
     FED_DOWNLINK_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_S_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_S_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     fed_uplink: float
     fed_downlink: float
     backward_s: float
     upload_s: float
-    def __init__(self, attempt: _Optional[int] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ..., backward_s: _Optional[float] = ..., upload_s: _Optional[float] = ...) -> None: ...
+    update_s: float
+    def __init__(self, attempt: _Optional[int] = ..., fed_uplink: _Optional[float] = ..., fed_downlink: _Optional[float] = ..., backward_s: _Optional[float] = ..., upload_s: _Optional[float] = ..., update_s: _Optional[float] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("reason", "diverged")

@@ -78,7 +78,7 @@ class Flow:
         return [node for node in before if self._last_use[node] >= position]
 
     def is_legal(self, position: int) -> bool:
-        """Whether one tensor, with the batch as its first dimension, crosses and both sides share no state."""
+        """Whether one tensor of real numbers, the batch first, crosses and both sides share no state."""
         if self._blocked[position] or self.ordered[position - 1] not in self.data:
             return False  # a pure state update, such as batch-norm's counter, belongs to the operation after it
         crossing = self.crossing(position)
@@ -219,7 +219,7 @@ class Flow:
     def _is_batch(self, node: fx.Node) -> bool:
         values = [recorded[node] for recorded in self.values]
         return all(
-            isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b and not v.is_complex()
+            isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == b and v.is_floating_point()
             for v, b in zip(values, BATCHES, strict=True)
         )
 

@@ -1,12 +1,10 @@
 """AdaptSFL: plans interval and cuts together, from current measurements and estimates."""
 
-import numpy as np
-
 from adaptsfl import planner
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.planner import Plan
-from adaptsfl.policies.policy import BasePolicy, Observation, decision
+from adaptsfl.policies.policy import BasePolicy, Observation, planned
 from adaptsfl.policies.trust import trusted_plan, worth_probing
 
 
@@ -20,32 +18,31 @@ class AdaptSFL(BasePolicy):
 
     title = "AdaptSFL"
     estimates = True
+    precision = True
 
     def __init__(self, mode: str | None = None, target: float | None = None) -> None:
         if mode not in (None, "calibrated", "paper"):
             raise InvalidInput("mode", f"is {mode!r}", "Give 'calibrated' or 'paper'")
         given = {"mode": mode, "target": target}
         self.adapt = {name: value for name, value in given.items() if value is not None}
-        # Interval, cuts, micro-batches, present devices.
-        self._last: tuple[int, tuple[int, ...], int, tuple[int, ...]] | None = None
+        self._last: tuple[Plan, tuple[int, ...]] | None = None  # with the devices that were present
 
     def decide(self, seen: Observation) -> Decision:
         """Return the best trusted plan for the current problem, or a probing block that measures the drift."""
-        plan = trusted_plan(seen, micro_batches=seen.parts)
+        plan = trusted_plan(seen, **seen.choices)
         if worth_probing(seen, plan):
-            probe = planner.plan(seen.problem(interval=seen.trust.probe, micro_batches=seen.parts))
-            return decision(probe.cuts, probe.interval, probe.micro_batches)
-        if (kept := self._kept(seen, plan)) is not None:
-            return kept
-        self._last = plan.interval, tuple(plan.cuts.tolist()), plan.micro_batches, seen.present
-        return decision(plan.cuts, plan.interval, plan.micro_batches)
+            return planned(planner.plan(seen.problem(**seen.choices, interval=seen.trust.probe)))
+        if not self._keeps(seen, plan):
+            self._last = plan, seen.present
+        assert self._last is not None
+        return planned(self._last[0])
 
-    def _kept(self, seen: Observation, plan: Plan) -> Decision | None:
-        """Return the last plan if it has the same devices and the new one gains less than `kept_gain`; else None."""
+    def _keeps(self, seen: Observation, plan: Plan) -> bool:
+        """Whether the last plan is kept: it has the same devices, and the new one gains less than `kept_gain`."""
         if self._last is None or not seen.trust.kept_gain:
-            return None
-        interval, cuts, parts, present = self._last
-        if present != seen.present or len(cuts) != seen.devices:
-            return None
-        last_s = float(seen.problem().time_to_target_s(interval, np.array(cuts), parts))
-        return decision(cuts, interval, parts) if plan.predicted_time_s > (1 - seen.trust.kept_gain) * last_s else None
+            return False
+        last, present = self._last
+        if present != seen.present or len(last.cuts) != seen.devices:
+            return False
+        last_s = seen.problem(**seen.choices).time_of(last)
+        return plan.predicted_time_s > (1 - seen.trust.kept_gain) * last_s

@@ -15,7 +15,7 @@ from adaptsfl.costs import CutCosts
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import Fleet
-from adaptsfl.planner import PlanProblem
+from adaptsfl.planner import Plan, PlanProblem
 
 # The trainer: the engine; devices in turns (SplitFed V2, vanilla split learning); the server alone.
 TrainerName = Literal["engine", "turns", "relay", "centralized"]
@@ -67,6 +67,8 @@ class Observation:
         losses: mean training loss of every round so far; empty before the first.
         learning_rate: γ in the next round; in a warm-up, the rate to which it rises.
         trust: how far plans may follow `convergence`.
+        wires: the types of numbers to choose from, each with the factor by which it multiplies the rounds, as far as it
+            was measured; None where the recipe or the policy leaves no choice.
     """
 
     round: int
@@ -83,6 +85,7 @@ class Observation:
     losses: FloatArray = field(default_factory=lambda: np.zeros(0))
     learning_rate: float = TrainingConfig().learning_rate
     trust: Trust = field(default_factory=Trust)
+    wires: Mapping[str, float] | None = None
 
     @property
     def devices(self) -> int:
@@ -100,9 +103,12 @@ class Observation:
         return self.problem().allowed
 
     @property
-    def parts(self) -> tuple[int, ...]:
-        """The numbers of micro-batches to choose from; `problem` has whole mini-batches unless it is given these."""
-        return self.limits.parts(self.batch_size)
+    def choices(self) -> dict[str, Any]:
+        """All that may be chosen besides interval and cuts, for `problem`: micro-batches and the type of numbers.
+
+        A problem without them has whole mini-batches, and the type that `costs` have.
+        """
+        return {"micro_batches": self.limits.parts(self.batch_size), "wires": self.wires}
 
     def problem(self, **fixed: Any) -> PlanProblem:
         """Return the current planning problem; `interval` and `cuts` may be fixed, other fields changed."""
@@ -141,6 +147,7 @@ class Policy(Protocol):
         trainer: the trainer that follows its plans.
         estimates: whether it uses `Observation.convergence`, so that constants must be estimated.
         divergence: whether it uses `Observation.divergence`, so that it must be measured.
+        precision: whether it chooses the type of numbers by `Observation.wires`, so that these must be measured.
         adapt: keys that replace those of the recipe's [adapt].
     """
 
@@ -148,6 +155,7 @@ class Policy(Protocol):
     trainer: ClassVar[TrainerName]
     estimates: ClassVar[bool]
     divergence: ClassVar[bool]
+    precision: ClassVar[bool]
     adapt: Mapping[str, Any]
 
     def decide(self, seen: Observation) -> Decision:
@@ -165,6 +173,7 @@ class BasePolicy:
     trainer: ClassVar[TrainerName] = "engine"
     estimates: ClassVar[bool] = False
     divergence: ClassVar[bool] = False
+    precision: ClassVar[bool] = False
     adapt: Mapping[str, Any] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
@@ -176,9 +185,16 @@ class BasePolicy:
         raise NotImplementedError
 
 
-def decision(cuts: Sequence[int] | IntArray, interval: int, micro_batches: int = 1) -> Decision:
+def decision(
+    cuts: Sequence[int] | IntArray, interval: int, micro_batches: int = 1, wire_dtype: str | None = None
+) -> Decision:
     """Return the decision for one block of `interval` rounds; a practically infinite interval means no averaging."""
     chosen = tuple(int(cut) for cut in cuts)
     if interval >= LONGEST_INTERVAL:  # without drift the planner never averages
-        return Decision(chosen, None, rounds=BLOCK_ROUNDS, micro_batches=micro_batches)
-    return Decision(chosen, interval, micro_batches=micro_batches)
+        return Decision(chosen, None, rounds=BLOCK_ROUNDS, micro_batches=micro_batches, wire_dtype=wire_dtype)
+    return Decision(chosen, interval, micro_batches=micro_batches, wire_dtype=wire_dtype)
+
+
+def planned(plan: Plan) -> Decision:
+    """Return the decision for one block of a plan."""
+    return decision(plan.cuts, plan.interval, plan.micro_batches, plan.wire_dtype)

@@ -38,7 +38,7 @@ POLICIES: dict[str, type[Policy]] = {
     "fedlama": LayerwiseAdaptive,
 }
 
-_NEEDED = ("title", "trainer", "estimates", "divergence", "adapt", "decide")
+_NEEDED = ("title", "trainer", "estimates", "divergence", "precision", "adapt", "decide")
 
 
 def make_policy(name: str, **options: Any) -> Policy:

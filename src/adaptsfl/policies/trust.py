@@ -1,5 +1,6 @@
 """Plans whose interval the convergence model supports."""
 
+from dataclasses import replace
 from typing import Any
 
 from adaptsfl import planner
@@ -24,14 +25,13 @@ def trusted_plan(seen: Observation, **fixed: Any) -> Plan:
     known = planner.plan(seen.problem(**fixed, max_interval=seen.trust.longest_interval))
     if plan.interval > trusted_interval(seen, plan):
         return known
-    doubted = seen.problem(convergence=seen.trust.pessimistic or seen.convergence)
-    times = [float(doubted.time_to_target_s(one.interval, one.cuts, one.micro_batches)) for one in (plan, known)]
-    return plan if times[0] <= times[1] else known
+    doubted = seen.problem(**{**fixed, "convergence": seen.trust.pessimistic or seen.convergence})
+    return plan if doubted.time_of(plan) <= doubted.time_of(known) else known
 
 
 def trusted_interval(seen: Observation, plan: Plan) -> int:
     """Return the longest interval that is trusted with a plan's cuts."""
-    problem = seen.problem()
+    problem = seen.problem().sent_as(plan.wire_dtype)
     round_s = float(problem.round_s(plan.cuts, plan.micro_batches))
     averaging_s = float(problem.aggregation_s(plan.cuts))
     rounds = seen.trust.averagings * averaging_s / round_s if round_s > 0 else LONGEST_INTERVAL
@@ -45,7 +45,6 @@ def worth_probing(seen: Observation, plan: Plan) -> bool:
         return False
     if limits.max_interval is not None and limits.max_interval < trust.probe:
         return False
-    problem = seen.problem(convergence=trust.optimistic, micro_batches=(plan.micro_batches,))
-    least_s = planner.plan(problem).predicted_time_s
-    planned_s = float(problem.time_to_target_s(plan.interval, plan.cuts, plan.micro_batches))
-    return least_s < (1 - trust.probe_gain) * planned_s
+    problem = seen.problem(**seen.choices, convergence=trust.optimistic).sent_as(plan.wire_dtype)
+    least_s = planner.plan(replace(problem, micro_batches=(plan.micro_batches,))).predicted_time_s
+    return least_s < (1 - trust.probe_gain) * problem.time_of(plan)

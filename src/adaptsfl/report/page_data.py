@@ -57,6 +57,8 @@ ESTIMATE_TITLES = {
     "target": "ε, the target of the bound",
 }
 
+WIRE_TITLE = "More rounds if numbers are sent as {}, in %"
+
 
 def page_data(runs: Sequence[Run]) -> dict[str, Any]:
     """Return everything that the page's charts need."""
@@ -130,6 +132,8 @@ def _plan(run: Run) -> dict[str, Any]:
         "block": [block.block for block in blocks],
         "interval": [block.interval for block in blocks],
         "deepest": [block.deepest for block in blocks],
+        "wire": [block.wire_dtype for block in blocks],
+        "parts": [block.micro_batches for block in blocks],
         "rows": [run.devices[row] for row in rows],
         "devices": len(run.devices),
         "bytes": 2 if wide else 1,
@@ -165,14 +169,15 @@ def _timeline(run: Run, timeline: Timeline) -> dict[str, Any]:
     lanes |= {int(np.argmax(timeline.forward_s + timeline.upload_s))}
     lanes |= {int(np.argmax(timeline.download_s + timeline.backward_s))}
     rows = sorted(lanes)
-    parts = (timeline.forward_s, timeline.upload_s, timeline.download_s, timeline.backward_s)
+    bars = timeline.bars
     return {
         "devices": [run.devices[device] for device in timeline.devices[rows]],
         "of": timeline.devices.size,
         "cuts": timeline.cuts[rows].tolist(),
-        "parts": [[_short(float(part[row]), 4) for part in parts] for row in rows],
+        "bars": [[[_short(float(edge), 4) for edge in phase[:, row]] for phase in bars] for row in rows],
+        "parts": timeline.parts,
         "start": _short(timeline.server_start_s),
-        "server": _short(timeline.server_s),
+        "end": _short(timeline.server_end_s),
         "length": _short(timeline.length_s),
     }
 
@@ -180,7 +185,7 @@ def _timeline(run: Run, timeline: Timeline) -> dict[str, Any]:
 def _estimates(run: Run) -> dict[str, Any]:
     """Return the estimates that are one number per block, some with their range; lists (per layer) are left out."""
     blocks = _some(run.blocks, MOST_BARS)
-    keys = dict.fromkeys(key for block in blocks for key, value in block.estimates.items() if _is_number(value))
+    keys = dict.fromkeys(key for block in blocks for key, value in _flat(block).items() if _is_number(value))
     ends = {end for key in keys for end in _range_of(key) if end in keys}
     charts = []
     for key in sorted(keys.keys() - ends, key=lambda key: _place(key, list(keys))):
@@ -210,7 +215,15 @@ def _place(key: str, recorded: list[str]) -> int:
 
 
 def _values(blocks: Sequence[Block], key: str) -> list[float | None]:
-    return [_short(float(value)) if _is_number(value := block.estimates.get(key)) else None for block in blocks]  # type: ignore[arg-type]
+    return [_short(float(value)) if _is_number(value := _flat(block).get(key)) else None for block in blocks]  # type: ignore[arg-type]
+
+
+def _flat(block: Block) -> dict[str, object]:
+    """Return a block's estimates, with an entry for every type of numbers but the exact one."""
+    wires = block.estimates.get("wires")
+    factors = wires.items() if isinstance(wires, dict) else ()
+    more = {WIRE_TITLE.format(name): 100 * (factor - 1) for name, factor in factors if name != "float32"}
+    return {**block.estimates, **more}
 
 
 def _is_number(value: object) -> bool:

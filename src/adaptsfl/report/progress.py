@@ -63,6 +63,10 @@ class Running:
             cuts = sorted({cut for cut in self.block.cuts if cut})
             often = "never averaged" if self.block.interval is None else f"I {self.block.interval}"
             words += [f"virtual {seconds(self.block.time_s)}", f"{often}, cuts {span(cuts)}, L_c {self.block.deepest}"]
+            if self.block.wire_dtype not in (None, "float32"):
+                words.append(str(self.block.wire_dtype))
+            if self.block.micro_batches > 1:
+                words.append(f"{self.block.micro_batches} parts")
         if self.accuracy is not None:
             words.append(f"accuracy {percent(self.accuracy)}")
         return ", ".join(words)

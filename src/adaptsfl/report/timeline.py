@@ -14,9 +14,10 @@ from adaptsfl.runs.record import Block
 
 @dataclass(frozen=True)
 class Timeline:
-    """Seconds of every phase; entry k of each array belongs to device `devices[k]` of the run.
+    """Seconds of every phase for one part of a mini-batch; entry k of each array belongs to device `devices[k]`.
 
-    The server starts when the last activations have arrived; all devices wait until it is done.
+    The server begins with a part when the last activations of it have arrived. With several parts, phases of a device
+    overlap (see `latency.pipelined_s`).
     """
 
     devices: IntArray
@@ -25,17 +26,39 @@ class Timeline:
     upload_s: FloatArray
     download_s: FloatArray
     backward_s: FloatArray
+    uploading_s: FloatArray  # without the fixed seconds of a link, for which parts that follow one another pay once
+    downloading_s: FloatArray
     server_s: float
+    length_s: float  # of the round: when the last device has updated its layers
+    parts: int = 1
 
     @property
     def server_start_s(self) -> float:
-        """When the last device's activations have arrived."""
+        """When the last device's first activations have arrived."""
         return float(np.max(self.forward_s + self.upload_s))
 
     @property
-    def length_s(self) -> float:
-        """When the last device has updated its layers."""
-        return self.server_start_s + self.server_s + float(np.max(self.download_s + self.backward_s))
+    def server_end_s(self) -> float:
+        """When the server's last turn ends."""
+        arrived_s = self.forward_s + self.upload_s + (self.parts - 1) * np.maximum(self.forward_s, self.uploading_s)
+        return max(self.server_start_s + self.parts * self.server_s, float(np.max(arrived_s)) + self.server_s)
+
+    @property
+    def bars(self) -> FloatArray:
+        """Start and end of a1, a2, a4 and a5 of every device: shape (4, 2, devices)."""
+        f, u, d, g, k = self.forward_s, self.upload_s, self.download_s, self.backward_s, self.parts
+        up, down, more = self.uploading_s, self.downloading_s, self.parts - 1
+        first_s, last_s = self.server_start_s + self.server_s, self.server_end_s
+        downloaded_s = np.maximum(last_s + d, first_s + d + more * down)
+        updated_s = np.maximum(last_s + d + g, first_s + d + g + more * np.maximum(down, g))
+        return np.array(
+            (
+                (0 * f, k * f),
+                (f, f + u + more * np.maximum(f, up)),
+                (first_s + 0 * d, downloaded_s),
+                (np.maximum(first_s + d, k * f), np.maximum(updated_s, k * (f + g))),
+            )
+        )
 
 
 def round_timeline(run: Run, block: Block) -> Timeline | None:
@@ -50,7 +73,9 @@ def round_timeline(run: Run, block: Block) -> Timeline | None:
     costs, server = _known(run, block)
     fleet = Fleet(**dict(zip(RATES, rates[:, present], strict=True)), **fixed, server=server)
     cuts = np.array(block.cuts)[present]
-    given = (costs, fleet, cuts, run.batch_size)
+    costs = costs if block.wire_dtype is None else costs.sent_as(block.wire_dtype)
+    parts = block.micro_batches
+    given = (costs, fleet, cuts, latency.part_size(run.batch_size, parts))
     return Timeline(
         devices=np.flatnonzero(present),
         cuts=cuts,
@@ -58,7 +83,11 @@ def round_timeline(run: Run, block: Block) -> Timeline | None:
         upload_s=latency.activation_upload_s(*given),
         download_s=latency.gradient_download_s(*given),
         backward_s=latency.client_backward_s(*given),
+        uploading_s=latency.activation_sending_s(*given),
+        downloading_s=latency.gradient_sending_s(*given),
         server_s=float(latency.server_turn_s(*given)),
+        length_s=float(latency.round_s(costs, fleet, cuts, run.batch_size, parts)),
+        parts=parts,
     )
 
 

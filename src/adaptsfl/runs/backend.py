@@ -115,7 +115,8 @@ class Backend(Protocol):
         recipe: with its [run], and with every seed in it final.
         devices: N.
         limits: which intervals and cuts may be chosen.
-        measures: whether it can measure what an order asks for.
+        measures: whether it can measure the paper's constants.
+        compares: whether it can measure what types of numbers cost in rounds.
         planning_limit_s: how long to wait for a policy's decision; None if virtual time stands still meanwhile.
     """
 
@@ -123,6 +124,7 @@ class Backend(Protocol):
     seed: int
     limits: PlannerConfig
     measures: bool
+    compares: bool
     planning_limit_s: float | None
 
     @property

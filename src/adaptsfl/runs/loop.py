@@ -16,6 +16,7 @@ from adaptsfl.runs.deciding import Decider
 from adaptsfl.runs.ending import Ending
 from adaptsfl.runs.recipe import rate_schedule
 from adaptsfl.runs.record import Block
+from adaptsfl.runs.wires import WireCosts
 from adaptsfl.training.estimate import CONSTANTS_COST
 
 POLICY_STREAM = 20  # random stream, different from those of the fleet and of faults
@@ -44,6 +45,7 @@ class BlockLoop:
         self.backend, self.policy = backend, policy
         self.adapt = recipe.adapt.model_copy(update=dict(policy.adapt))
         self.beliefs = beliefs_from(recipe, self.adapt, backend.layers)
+        self.wires = WireCosts(recipe, policy, self.adapt.measure_every)
         self.ending = Ending(recipe.run, recipe.training.batch_size)
         self.rounds = self.blocks = 0
         self.ended_by = ""
@@ -121,7 +123,7 @@ class BlockLoop:
             assert last is not None
             decision = _fitted(last, scene.members)
         if decision.wire_dtype is None:
-            decision = replace(decision, wire_dtype=self.backend.recipe.model.wire_dtype)
+            decision = replace(decision, wire_dtype=self.backend.recipe.model.usual_wire_dtype)
         decision.check(len(scene.members), self.backend.layers)
         self.backend.check(decision)
         return Standing(decision, scene.members, decision.length)
@@ -143,6 +145,7 @@ class BlockLoop:
             losses=np.array(self._losses),
             learning_rate=self._learning_rate * self._rates.decay(self.rounds + 1),
             trust=self.beliefs.trust(),
+            wires=self.wires.factors,
         )
 
     def _measurement_due(self) -> bool:
@@ -155,9 +158,17 @@ class BlockLoop:
         rounds = min(standing.left, self.backend.block_rounds(decision))
         rounds = rounds if left is None else min(rounds, left)
         estimates = self.beliefs.data(decision) if self.policy.estimates else {}
-        measure, final = self._measurement_due(), rounds == left
-        first, members = self.rounds + 1, standing.members
-        return Order(decision, rounds, first, members, measure=measure, final=final, estimates=estimates)
+        compared = self.wires.due(self.rounds) if self.backend.compares else ()
+        return Order(
+            decision,
+            rounds,
+            self.rounds + 1,
+            standing.members,
+            measure=self._measurement_due() and not compared,
+            compared=compared,
+            final=rounds == left,
+            estimates={**estimates, **self.wires.data()},
+        )
 
     def _learn(self, learned: Learned, order: Order) -> None:
         self._divergence = learned.divergence
@@ -191,6 +202,7 @@ class BlockLoop:
             reestimated=trained.reestimated,
             micro_batches=decision.micro_batches,
             wire_dtype=decision.wire_dtype,
+            wires=dict(trained.learned.wires),
         )
 
     def _count(self, block: Block) -> None:
@@ -199,6 +211,7 @@ class BlockLoop:
         self._losses.extend(block.losses)
         if self.policy.estimates:
             self.beliefs.learn(block)
+        self.wires.learn(block)
         self.ended_by = self.ending.after(block)
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput, RankFailed
 from adaptsfl.fleet import Fleet
-from adaptsfl.latency import part_size
 from adaptsfl.policies import Policy
 from adaptsfl.runs.backend import Learned, Order, Scene, Trained
 from adaptsfl.runs.beliefs import MovingFleet
 from adaptsfl.simulation.clock import Clock
 from adaptsfl.simulation.faults import Faults
+from adaptsfl.simulation.ghost_batches import check_parts, limits_with_batch_norm
 from adaptsfl.simulation.learner import Learner
 from adaptsfl.simulation.store import Store
 from adaptsfl.simulation.trainers import TRAINERS
@@ -78,9 +78,11 @@ class SimulatedBackend:
         self.world, self.kind, self.faults, self.store = world, TRAINERS[policy.trainer], faults, store
         self.folder = folder
         self.recipe, self.seed, self.limits = world.recipe, world.seed, world.recipe.planner
-        if self.limits.micro_batches == "auto" and mixes_samples(world.model.pieces):
-            self.limits = self.limits.model_copy(update={"micro_batches": 1})
+        self._batch_norm = mixes_samples(world.model.pieces)
+        if self._batch_norm:
+            self.limits = limits_with_batch_norm(self.limits, self.recipe.training)
         self.clock = Clock(world.fleet_at, world.costs, world.batch_size, faults, self.kind.round_time)
+        self.compares = self.kind.compared_round is not None
         mode = policy.adapt.get("mode", world.recipe.adapt.mode)
         self.observer = Observer(world.measured_at, smoothed=policy.estimates and mode == "calibrated")
         self.reestimates = self.kind.reestimates(world)
@@ -124,10 +126,7 @@ class SimulatedBackend:
         """Refuse a decision that the trainer cannot follow."""
         self._first_decision = self._first_decision or decision
         self.kind.check(decision, self._first_decision)
-        if decision.micro_batches > 1 and mixes_samples(self.world.model.pieces):
-            problem = f"is {decision.micro_batches}, but batch-norm looks at all samples of a mini-batch"
-            raise InvalidInput("decision.micro_batches", problem, "Choose another norm, or 1")
-        part_size(self.recipe.training.batch_size, decision.micro_batches)
+        check_parts(decision, self.recipe.training, self.kind, batch_norm=self._batch_norm)
 
     def block_rounds(self, decision: Decision) -> int:
         """Return all rounds of a decision: a simulated block may contain several averagings."""
@@ -166,7 +165,7 @@ class SimulatedBackend:
 
     def learn(self, order: Order) -> Learned:
         """Return the result of the next block; train it only if the store does not have it."""
-        key = _name(f"{self.key} {_schedule(order)}")
+        key = _name(f"{self.key} {_schedule(order, batch_norm=self._batch_norm)}")
         known = self.store.find(key)
         if known is None:
             self._catch_up()
@@ -236,7 +235,7 @@ def _name(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:32]
 
 
-def _schedule(order: Order) -> str:
+def _schedule(order: Order, *, batch_norm: bool) -> str:
     """Return, as text, all parts of an order that determine the result of the block."""
     decision = order.decision
     intervals = sorted(decision.layer_intervals.items())
@@ -251,4 +250,8 @@ def _schedule(order: Order) -> str:
     ]
     if not decision.exact_wire:  # activations are rounded where each device is cut
         parts += [decision.wire_dtype, decision.placement, order.members]
+    if order.compared:
+        parts += [order.compared, decision.placement, order.members]
+    if batch_norm and decision.micro_batches > 1:  # it normalises every part of a mini-batch by itself
+        parts += ["micro-batches", decision.micro_batches]
     return json.dumps(parts)

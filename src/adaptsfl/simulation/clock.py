@@ -103,7 +103,6 @@ class Clock:
         """
         self.schedule = self._ahead(order.decision)
         cuts = dict(zip(members, order.decision.placement, strict=True))
-        costs, parts = self._sent(order.decision), order.decision.micro_batches
         rounds: list[Elapsed] = []
         ends = [self.now_s]
         for k in range(order.rounds):
@@ -112,11 +111,14 @@ class Clock:
             fleet = self.faults.slowed(self.fleet_at(t), t - 1)
             here = fleet if len(present) == fleet.size else fleet.subset(present)
             placed = [cuts[device] for device in present]
+            costs, parts = self._sent(order, k)
             moment = (placed, here, costs, self.batch_size)
             if not k and t - 1 in reestimated:
                 rounds.append(reestimation_time(*moment))
                 ends[0] = self.now_s = self.now_s + rounds[0].total_s
             new = [self.round_time(*moment, self.schedule.advance(), parts)]
+            if order.compared and not k:
+                new.append(comparison_time(*moment, len(order.compared)))
             if t in reestimated:
                 new.append(reestimation_time(*moment))
             if measuring and k == order.rounds - 1:
@@ -129,16 +131,24 @@ class Clock:
     def predicted_s(self, order: Order, observed: Fleet) -> float:
         """Return how long a block takes if no device leaves and rates stay as observed."""
         schedule, cuts = self._ahead(order.decision), order.decision.placement
-        costs, parts = self._sent(order.decision), order.decision.micro_batches
-        rounds = [
-            self.round_time(cuts, observed, costs, self.batch_size, schedule.advance(), parts)
-            for _ in range(order.rounds)
-        ]
+        rounds = []
+        for k in range(order.rounds):
+            costs, parts = self._sent(order, k)
+            moment = (cuts, observed, costs, self.batch_size)
+            rounds.append(self.round_time(*moment, schedule.advance(), parts))
+            if order.compared and not k:
+                rounds.append(comparison_time(*moment, len(order.compared)))
         return together(rounds).total_s
 
-    def _sent(self, decision: Decision) -> CutCosts:
-        """Return the costs with activations and gradients in the decision's type."""
-        return self.costs if decision.wire_dtype is None else self.costs.sent_as(decision.wire_dtype)
+    def _sent(self, order: Order, k: int) -> tuple[CutCosts, int]:
+        """Return the costs with the type of numbers that is sent in round k of a block, and the parts of mini-batches.
+
+        Where types are compared, the first round is sent whole and exact.
+        """
+        if order.compared and not k:
+            return self.costs.sent_as("float32"), 1
+        dtype = order.decision.wire_dtype
+        return self.costs if dtype is None else self.costs.sent_as(dtype), order.decision.micro_batches
 
     def _ahead(self, decision: Decision) -> Schedule:
         """Return a schedule that follows a decision from now on; layers that were not averaged last keep their age."""
@@ -158,6 +168,12 @@ def reestimation_time(cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_
     devices, server = latency.statistics_bits(costs, chosen)
     bits = batch_size * float(np.sum(costs.activation_bits[chosen - 1])) + 2 * float(np.sum(devices) + server)
     return _elapsed({time.phase: (time.seconds, time.bottleneck) for time in times}, bits)
+
+
+def comparison_time(cuts: Sequence[int], fleet: Fleet, costs: CutCosts, batch_size: int, types: int) -> Elapsed:
+    """Return the time of the edge server to compare types of numbers: one more turn for each, and nothing is sent."""
+    turn_s = float(latency.server_turn_s(costs, fleet, np.array(cuts, dtype=np.int64), batch_size))
+    return _elapsed({"a3": (types * turn_s, EDGE_SERVER)}, 0.0)
 
 
 def together(rounds: Iterable[Elapsed]) -> Elapsed:

@@ -68,15 +68,20 @@ class Learner(Replicated):
     def train(self, order: Order, first_loss: float | None) -> Learned:
         """Train the rounds of one block; `first_loss` is that of the run's first round, None before it."""
         trainer = self._begin(order.decision)
-        trainer.change_plan(order.decision.levelled(self.world.devices, order.members))
+        places = bool(order.compared)  # types are compared at every device's own cut
+        trainer.change_plan(order.decision.levelled(self.world.devices, order.members, places=places))
         self._seed()
         losses: list[float] = []
         evaluations: list[tuple[int, float, float]] = []
         constants: ConstantsSample | None = None
+        wires: Mapping[str, float] = {}
         for k in range(order.rounds):
             last = k == order.rounds - 1
             present = None if order.present is None else order.present[k]
-            record, constants = self._round(trainer, present, measure=order.measure and last)
+            if order.compared and k == 0:
+                record, wires = self._compared_round(trainer, present, order.compared)
+            else:
+                record, constants = self._round(trainer, present, measure=order.measure and last)
             check_round(record, first_loss)
             first_loss = first_loss or record.loss
             losses.append(record.loss)
@@ -86,7 +91,7 @@ class Learner(Replicated):
             self.on_round(self.round, record.loss)
         layers = range(1, order.decision.deepest + 1) if self.divergence else ()
         apart = tuple(self.divergence.get(layer, 0.0) for layer in layers)
-        return Learned(tuple(losses), tuple(evaluations), apart, constants)
+        return Learned(tuple(losses), tuple(evaluations), apart, constants, wires)
 
     @on_all_ranks
     def state(self) -> dict[str, Tensor]:
@@ -146,6 +151,15 @@ class Learner(Replicated):
         else:
             losses = trainer.round(batches, present)
         return RoundRecord(t, tuple(losses.tolist()), trainer.present), constants
+
+    def _compared_round(
+        self, trainer: Trainer, present: tuple[int, ...] | None, types: tuple[str, ...]
+    ) -> tuple[RoundRecord, Mapping[str, float]]:
+        """Train one round with exact numbers; measure on its mini-batches what these types cost in rounds."""
+        assert self.kind.compared_round is not None
+        t = self.round + 1
+        losses, factors = self.kind.compared_round(trainer, self._batches(trainer, t, present), present, types)
+        return RoundRecord(t, tuple(losses.tolist()), trainer.present), factors
 
     def _model(self, trainer: Trainer) -> dict[str, Tensor]:
         """Return the global model; if copies are averaged, batch-norm's statistics come from the last mini-batches."""

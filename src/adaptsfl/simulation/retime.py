@@ -100,7 +100,8 @@ def _charged(block: Block, clock: Clock, observer: Observer) -> Block:
         micro_batches=block.micro_batches,
         wire_dtype=block.wire_dtype,
     )
-    order = Order(decision, block.rounds, block.first_round, present=block.present)
+    compared = tuple(block.wires)
+    order = Order(decision, block.rounds, block.first_round, present=block.present, compared=compared)
     seen = observer.at(block.first_round)
     here = seen if everybody else seen.subset(members)
     predicted_s = clock.predicted_s(order, here)  # before `charge` advances the schedule

@@ -14,12 +14,16 @@ from adaptsfl.runs.recipe import reestimates
 from adaptsfl.simulation.clock import RoundTime, centralized_time, parallel_time, relayed_time
 from adaptsfl.simulation.world import World
 from adaptsfl.training import Engine, PooledEngine, Sequential, Trainer
+from adaptsfl.training.engine import compared_round
 from adaptsfl.training.estimate import ConstantsSample, measured_round
 from adaptsfl.training.settings import Batch
 from adaptsfl.training.sharding import Sharding
 from adaptsfl.training.variants import pooled
 
 MeasuredRound = Callable[[Any, Sequence[Batch], Sequence[int] | None], tuple[Tensor, ConstantsSample]]
+ComparedRound = Callable[
+    [Any, Sequence[Batch], Sequence[int] | None, Sequence[str]], tuple[Tensor, Mapping[str, float]]
+]
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,11 @@ class TrainerKind:
         round_time: how long one of its rounds takes.
         averages: whether copies are averaged. If not, there is one model, with its own batch-norm statistics.
         measured_round: trains a round and measures the paper's constants; None where that is not possible.
+        compared_round: trains a round and measures what types of numbers cost in rounds; None where nothing is sent.
         takes_turns: whether devices take turns with one model. Then they need the same cut, cut and
             interval stay the same for the whole run, and only one rank could work at a time.
         pooled: whether the server holds all samples itself.
+        divides: whether batch-norm can normalise the parts of a mini-batch one by one.
     """
 
     name: TrainerName
@@ -41,8 +47,10 @@ class TrainerKind:
     round_time: RoundTime = parallel_time
     averages: bool = True
     measured_round: MeasuredRound | None = None
+    compared_round: ComparedRound | None = None
     takes_turns: bool = False
     pooled: bool = False
+    divides: bool = False
 
     def reestimates(self, world: World) -> bool:
         """Whether batch-norm's running statistics are re-estimated for the model that is evaluated or handed over."""
@@ -103,7 +111,7 @@ def _sequential(world: World, first: Decision, _record_divergence: bool, *, rela
 TRAINERS: Mapping[str, TrainerKind] = {
     kind.name: kind
     for kind in (
-        TrainerKind("engine", _engine, measured_round=measured_round),
+        TrainerKind("engine", _engine, measured_round=measured_round, compared_round=compared_round, divides=True),
         # Devices that take turns with the server model (SplitFed V2) still compute and send at the same time, and the
         # server's work is the same in any order: a round takes as long as with the engine.
         TrainerKind("turns", partial(_sequential, relayed=False), takes_turns=True),

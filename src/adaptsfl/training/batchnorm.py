@@ -60,6 +60,8 @@ class Slices:
     Attributes:
         ranks: the ranks that run the other parts of the same batch.
         idle: whether this rank has no samples of its own; it then runs a dummy sample that does not count.
+        part, parts: which part of the mini-batches it is, from 0 on, and into how many they are divided.
+        batches: how many batches there have been.
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,13 @@ class Slices:
         self.weights: Sequence[float] = ()
         self.ranks = ALONE
         self.idle = False
+        self.part, self.parts = 0, 1
+        self.batches = 0
+
+    def begin(self, sizes: Sequence[int], weights: Sequence[float]) -> None:
+        """Begin another batch."""
+        self.sizes, self.weights = sizes, weights
+        self.batches += 1
 
 
 class _Replaced(nn.Module):
@@ -94,40 +103,53 @@ class _Replaced(nn.Module):
 class SlicedBatchNorm(_Replaced):
     """Batch-norm over a batch of several devices that normalises each device's samples separately.
 
-    `finish` updates the running statistics of a common layer by the mean of the devices' statistics once per round,
-    for any number of batches and ranks.
+    `finish` updates the running statistics of a common layer at the end of a round, for any number of batches and
+    ranks: once for every part of the mini-batches, by the mean of the devices' statistics. A model may use the layer
+    several times; then also once for every use.
     """
 
     def __init__(self, original: nn.Module, slices: Slices) -> None:
         super().__init__(original, slices)
-        self._statistics: list[Tensor] = []
+        self._statistics: dict[tuple[int, int], Tensor] = {}  # by part and use: the sum so far
+        self._used = (0, 0)  # in which batch it was used last, and how many times
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each device's samples and store their statistics."""
         times = len(x) // sum(self.slices.sizes)  # an earlier layer may have merged another axis into the batch
         parts = x.split_with_sizes([size * times for size in self.slices.sizes])
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
-        outputs = []
+        outputs, seen = [], []
         for part, share in zip(parts, self.slices.weights, strict=True):
             statistics = x.new_zeros(2, self.channels)  # with momentum 1 the running statistics are the batch's
             mean, variance = statistics
             outputs.append(functional.batch_norm(part, mean, variance, weight, bias, True, 1.0, self.eps))
-            self._statistics.append(statistics * share)
+            seen.append(statistics * share)
+        batch, times_used = self._used
+        times_used = times_used + 1 if batch == self.slices.batches else 1
+        self._used = self.slices.batches, times_used
+        key, found = (self.slices.part, times_used), torch.stack(seen).sum(0)
+        before = self._statistics.get(key)
+        self._statistics[key] = found if before is None else before + found
         return torch.cat(outputs)
 
+    @property
+    def uses(self) -> int:
+        """How many times it was used in every batch of this round; 0 without any."""
+        return max((times_used for _, times_used in self._statistics), default=0)
+
     @torch.no_grad()
-    def round_statistics(self) -> Tensor:
-        """Return each channel's mean and variance in this round: the sum over devices, weighted by their shares."""
+    def round_statistics(self, uses: int = 1) -> Tensor:
+        """Return each channel's mean and variance, summed over devices by their shares: (parts · uses, 2, channels)."""
         if self._statistics:
-            return torch.stack(self._statistics).sum(0)
+            return torch.stack([self._statistics[key] for key in sorted(self._statistics)])
         like = next((buffer for buffer in self.buffers() if buffer.is_floating_point()), torch.zeros(()))
-        return like.new_zeros(2, self.channels)
+        return like.new_zeros(self.slices.parts * uses, 2, self.channels)
 
     def finish(self, statistics: Tensor) -> None:
         """End the round: update the running statistics by those of all ranks."""
         if "running_mean" in self._buffers:
-            mean, variance = statistics
-            self._track(mean, variance)
+            for mean, variance in statistics:
+                self._track(mean, variance)
         self.forget()
 
     def forget(self) -> None:

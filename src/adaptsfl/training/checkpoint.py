@@ -227,6 +227,7 @@ def _state(state: EngineState) -> dict[str, Any]:
         "cuts": plan.cuts,
         "interval": plan.interval,
         "placed": plan.placed,
+        "micro_batches": plan.micro_batches,
         "wire_dtype": plan.wire_dtype,
         "layer_intervals": {str(layer): interval for layer, interval in plan.layer_intervals.items()},
         "round": state.round,
@@ -241,9 +242,9 @@ def _state_from(
     data: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Sequence[int] | None, shard: tuple[int, ...] | None
 ) -> EngineState:
     intervals = {int(layer): interval for layer, interval in data["layer_intervals"].items()}
-    placed, wire = data.get("placed"), data.get("wire_dtype")  # missing in older checkpoints
+    newer = {key: data[key] for key in ("placed", "micro_batches", "wire_dtype") if key in data}
     return EngineState(
-        Decision(tuple(data["cuts"]), data["interval"], intervals, placed=placed, wire_dtype=wire),
+        Decision(tuple(data["cuts"]), data["interval"], intervals, **newer),
         data["round"],
         data["planned_at"],
         tuple(data["ages"]),

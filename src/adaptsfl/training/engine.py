@@ -6,6 +6,8 @@ runs its own copies of layers 1..L_c, and the common layers run once on the samp
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Unpack
 
@@ -14,14 +16,23 @@ from torch import Tensor
 
 from adaptsfl.decisions import Decision
 from adaptsfl.models import SplitModel
-from adaptsfl.training.batchnorm import check_statistics
+from adaptsfl.training.batchnorm import check_statistics, mixes_samples
 from adaptsfl.training.passes import ChunkForward, Passes, Work, add_to, one_after_another
+from adaptsfl.training.precision import ServerGradients, affine_gradient, products, repeated, rounds_factor
 from adaptsfl.training.ranks import ALONE
 from adaptsfl.training.settings import Batch, OptimizerSettings, Statistics, present_devices, shares_of
 from adaptsfl.training.sharding import Sharding
 from adaptsfl.training.stack import means, merge
 from adaptsfl.training.trainer import Trainer, TrainerOptions
 from adaptsfl.training.wire_format import Crossing, Dither
+
+
+def compared_round(
+    engine: "Engine", batches: Sequence[Batch], present: Sequence[int] | None, types: Sequence[str]
+) -> tuple[Tensor, dict[str, float]]:
+    """Measure what types of numbers cost in rounds, and train the round exactly; return its losses and the factors."""
+    factors = engine.wire_factors(batches, types, present)
+    return engine.round(batches, present, exact_wire=True), factors
 
 
 class Engine(Trainer):
@@ -51,16 +62,26 @@ class Engine(Trainer):
         **options: Unpack[TrainerOptions],
     ) -> None:
         check_statistics(statistics, model, ALONE if sharding is None else sharding.ranks)
+        self._ghosts = mixes_samples(model.pieces)
+        plan = self._followed(plan)
         super().__init__(model, plan, optimizer, statistics=statistics, sharding=sharding, **options)
         self.record_divergence = record_divergence
         self._at_mean = False
         self._passes = Passes(self.layers, self.loss, statistics, self.device, chunk=chunk, chunk_forward=chunk_forward)
 
-    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
-        """Train one round on one batch per present device; return every present device's loss."""
-        local, own = self._begin(batches, present), self._own_layers()
+    def round(
+        self, batches: Sequence[Batch], present: Sequence[int] | None = None, *, exact_wire: bool = False
+    ) -> Tensor:
+        """Train one round on one batch per present device; return every present device's loss.
+
+        With `exact_wire`, mini-batches are whole, and activations and gradients arrive as they were sent, whatever the
+        plan says.
+        """
+        wire = None if exact_wire or self.schedule.plan.exact_wire else self.schedule.plan.wire_dtype
+        local, own = self._begin(batches, present), self._own_layers(wire)
         shares = self._last_shares()
-        work = Work(local, shares, own, self.sharding.ranks, self._crossings(local, shares))
+        parts = 1 if exact_wire else self.schedule.plan.micro_batches
+        work = Work(local, shares, own, self.sharding.ranks, self._crossings(wire, local, shares), parts)
         for layer in self.layers[:own]:
             layer.spread()
         rate = self.settings.rate(self.schedule.round + 1, common=False)
@@ -79,6 +100,7 @@ class Engine(Trainer):
 
     def change_plan(self, plan: Decision) -> None:
         """Follow another plan from the next round on, with all weights, buffers and optimiser state."""
+        plan = self._followed(plan)
         plan.check(len(self.weights), self.model.layers)
         if plan == self.schedule.plan:
             return
@@ -137,6 +159,34 @@ class Engine(Trainer):
         ranks.all_reduce_sum(vectors)
         return vectors
 
+    def wire_factors(
+        self, batches: Sequence[Batch], types: Iterable[str], present: Sequence[int] | None = None
+    ) -> dict[str, float]:
+        """Return by what factor each type of numbers would multiply the rounds, from one round's mini-batches.
+
+        Nothing changes. On several ranks, every rank gives the batches of its own devices, and gets the same factors.
+        """
+        chosen = present_devices(present, len(self.weights))
+        local, shares = self._local(batches, chosen), shares_of(self.weights, chosen)
+        exact = self._server_gradients("float32", local, shares)
+        factors = {}
+        for wire_dtype in types:
+            numbers = products(exact, self._server_gradients(wire_dtype, local, shares), shares)
+            factors[wire_dtype] = rounds_factor([*numbers[:3], *self.sharding.ranks.sum_numbers(numbers[3:])])
+        return factors
+
+    def _server_gradients(self, wire_dtype: str, batches: dict[int, Batch], shares: Sequence[float]) -> ServerGradients:
+        """Return what the edge server and the devices would see of one round's gradients with this type."""
+        crossings, own = self._crossings(wire_dtype, batches, shares), self.schedule.plan.deepest
+        at_cut: dict[int, Tensor] = {}
+        for device, (_, way) in crossings.items():
+            way.observe = partial(_keep_affine_gradient, at_cut, device)
+        with self._unchanged_buffers(), repeated(self.device):
+            sums = self._weighted_gradients(Work(batches, shares, own, self.sharding.ranks, crossings))
+        common = [tensor for layer in sums[own:] for tensor in layer]
+        self.sharding.ranks.all_reduce_sum(common)
+        return ServerGradients(common, at_cut)
+
     def _weighted_gradients(self, work: Work) -> list[list[Tensor]]:
         """Return for every layer the sum of the gradients of this rank's devices, each times its share."""
         own_sums: list[list[Tensor]] = [[] for _ in range(work.own)]
@@ -169,23 +219,31 @@ class Engine(Trainer):
             for norm in self._passes.sliced:
                 norm.forget()
 
-    def _crossings(self, devices: Iterable[int], shares: Sequence[float]) -> dict[int, tuple[int, Crossing]]:
-        """Return where each of these devices sends its activations in the next round, if they are rounded on the way.
+    def _crossings(
+        self, wire_dtype: str | None, devices: Iterable[int], shares: Sequence[float]
+    ) -> dict[int, tuple[int, Crossing]]:
+        """Return where each of these devices sends its activations in the next round; nothing without a type.
 
         The gradient that comes back is that of the device's own loss, as in `Passes` times its share over the largest.
         """
-        plan = self.schedule.plan
-        if plan.exact_wire:
+        if wire_dtype is None:
             return {}
-        assert plan.wire_dtype is not None
         crossings = {}
         for device in devices:
             dither = Dither(device, self.schedule.round + 1)
-            way = Crossing(plan.wire_dtype, dither, shares[device] / max(shares))
-            crossings[device] = plan.placement[device], way
+            way = Crossing(wire_dtype, dither, shares[device] / max(shares))
+            crossings[device] = self.schedule.plan.placement[device], way
         return crossings
 
-    def _own_layers(self) -> int:
+    def _followed(self, plan: Decision) -> Decision:
+        """Return a plan with whole mini-batches, unless batch-norm sees in how many parts they come.
+
+        Parts that batch-norm normalises one by one are called ghost batches. Without it the gradients of the parts add
+        up to that of the whole, up to rounding.
+        """
+        return plan if self._ghosts else replace(plan, micro_batches=1)
+
+    def _own_layers(self, wire_dtype: str | None) -> int:
         """Return how many layers need one copy per device in the next round: L_c, or none.
 
         Where all copies are equal and are averaged after the round, the mean of their updates is the update by the
@@ -194,7 +252,7 @@ class Engine(Trainer):
         rounding at every device's own cut.
         """
         plan = self.schedule.plan
-        if not plan.exact_wire:
+        if wire_dtype is not None:
             return plan.deepest
         stateless = self.settings.name == "sgd" or self.settings.at_averaging != "keep"
         if self.schedule.lone_round and self.settings.linear and stateless and not self.record_divergence:
@@ -205,7 +263,10 @@ class Engine(Trainer):
     def _update_common(self, work: Work, gradients: list[Tensor]) -> None:
         """Update the layers that have a single copy by the mean gradient."""
         norms = self._passes.sliced
-        statistics = [norm.round_statistics() for norm in norms]
+        uses = torch.tensor([norm.uses for norm in norms], dtype=torch.int64)
+        if norms:  # a rank without present devices does not know
+            self.sharding.ranks.all_reduce_max([uses])
+        statistics = [norm.round_statistics(count) for norm, count in zip(norms, uses.tolist(), strict=True)]
         self.sharding.ranks.all_reduce_sum([*gradients, *statistics])
         if gradients:
             torch._foreach_mul_(gradients, work.scale)
@@ -215,3 +276,7 @@ class Engine(Trainer):
             layer.update(None, list(islice(remaining, len(layer.trained))), rate)
         for norm, seen in zip(norms, statistics, strict=True):
             norm.finish(seen)
+
+
+def _keep_affine_gradient(kept: dict[int, Tensor], device: int, activations: Tensor, gradient: Tensor) -> None:
+    kept[device] = affine_gradient(activations, gradient)

@@ -3,9 +3,9 @@
 Devices run in chunks, one chunk after the other, so only the memory of their own layers grows with their number.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adaptsfl import checks
 from adaptsfl.training.batchnorm import SlicedBatchNorm, Slices, slice_batch_norm, spread_batch_norm
 from adaptsfl.training.ranks import Ranks
-from adaptsfl.training.settings import Batch, Loss, Statistics
+from adaptsfl.training.settings import Batch, Loss, Statistics, batch_parts
 from adaptsfl.training.stack import LayerStack, Slot, moved
 from adaptsfl.training.wire_format import Crossing
 
@@ -47,6 +47,8 @@ class Work:
         own: how many of the first layers have one copy per device.
         ranks: the ranks that run the other devices.
         crossings: by device, the layer after which it sends its activations in another type, and the way they take.
+        parts: into how many equal parts mini-batches are divided. Batch-norm normalises each part by itself; without
+            batch-norm there is no need to divide them, because the parts' gradients add up to that of the whole.
     """
 
     batches: dict[int, Batch]
@@ -54,11 +56,27 @@ class Work:
     own: int
     ranks: Ranks
     crossings: Mapping[int, tuple[int, Crossing]] = field(default_factory=dict)
+    parts: int = 1
 
     @property
     def scale(self) -> float:
         """The largest share: the loss is divided by it, so with equal shares no device's own gradient is rescaled."""
         return max(self.shares)
+
+    def divided(self) -> list["Work"]:
+        """Return the work of every part of the mini-batches."""
+        if self.parts == 1:
+            return [self]
+        batches = {device: batch_parts(batch, self.parts) for device, batch in self.batches.items()}
+        works = []
+        for part in range(self.parts):
+            here = {device: own[part] for device, own in batches.items()}
+            crossings = {
+                device: (cut, way.of_samples(part * len(here[device][0])))
+                for device, (cut, way) in self.crossings.items()
+            }
+            works.append(replace(self, batches=here, crossings=crossings))
+        return works
 
 
 class Passes:
@@ -110,19 +128,30 @@ class Passes:
         self._make_modules(work)
         losses: list[Tensor] = []
         total: list[Tensor] = []
-        for devices in self._chunks(work):
-            chunk_losses, common = self._run_chunk(devices, work, use_own)
+        parts = work.divided()
+        for devices in self._chunks(parts[0]):
+            chunk_losses, common = self._run_chunk(devices, parts, use_own)
             losses.append(chunk_losses)
             add_to(total, common if factor == 1 else [factor * tensor for tensor in common])
         if not losses:  # all devices of this rank are absent
             total = [zero for layer in self.layers[work.own :] for zero in layer.zeros()]
         return losses, total
 
-    def _run_chunk(self, devices: Sequence[int], work: Work, use_own: OwnGradients) -> tuple[Tensor, Sequence[Tensor]]:
-        """Run one chunk; its memory is freed on return, except the result."""
-        losses, own, common = self._chunk_gradients(devices, work)
+    def _run_chunk(
+        self, devices: Sequence[int], parts: Sequence[Work], use_own: OwnGradients
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Run one chunk, part by part; its memory is freed on return, except the result."""
+        losses: list[Tensor] = []
+        own: list[list[Tensor]] = [[] for _ in range(parts[0].own)]
+        common: list[Tensor] = []
+        for number, part in enumerate(parts):
+            self._slices.part = number
+            of_devices, of_own, of_common = self._chunk_gradients(devices, part)
+            losses.append(of_devices)
+            for total, gradients in zip([*own, common], [*of_own, of_common], strict=True):
+                add_to(total, gradients)
         use_own(devices, own)
-        return losses, common
+        return torch.stack(losses).mean(0), common
 
     def _chunks(self, work: Work) -> list[list[int]]:
         devices = list(work.batches)
@@ -142,7 +171,7 @@ class Passes:
 
     def _make_modules(self, work: Work) -> None:
         """Build the modules of the common layers if L_c changed, and point them at the weights."""
-        self._slices.ranks = work.ranks
+        self._slices.ranks, self._slices.parts = work.ranks, work.parts
         if work.own != self._boundary:
             self._boundary, self._own_slots = work.own, []
             pieces = [deepcopy(layer.piece) for layer in self.layers[work.own :]]
@@ -174,7 +203,7 @@ class Passes:
         slots = self._point(devices, work.own)
         inputs, targets = zip(*(work.batches[device] for device in devices), strict=True)
         sizes = [len(x) for x in inputs]
-        self._slices.sizes, self._slices.weights = sizes, [work.shares[k] for k in devices]
+        self._slices.begin(sizes, [work.shares[k] for k in devices])
         modules = [[slot.run for slot in row] for row in slots]
         for device, layers in zip(devices, modules, strict=True):
             if device in work.crossings:
@@ -188,7 +217,7 @@ class Passes:
         per_sample = self.loss(outputs, torch.cat([y.to(self.device, non_blocking=True) for y in targets]))
         means = torch.stack([part.mean() for part in per_sample.split_with_sizes(sizes)])
         relative = [work.shares[k] / work.scale for k in devices]
-        total = (means * means.new_tensor(relative)).sum()
+        total = (means * means.new_tensor([weight / work.parts for weight in relative])).sum()
         # One backward pass for every device's own layers and the common ones.
         wanted = [tensor for row in [*slots, self._common_slots] for slot in row for tensor in slot.trained]
         gradients = iter(torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True))
@@ -234,4 +263,17 @@ def add_to(total: list[Tensor], more: Sequence[Tensor]) -> None:
     if total:
         torch._foreach_add_(total, list(more))
     else:
-        total.extend(more)
+        total.extend(_apart(more))
+
+
+def _apart(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield gradients so that each can be changed in place.
+
+    Autograd may return one tensor, or views of it, as the gradients of several parameters that are added up.
+    """
+    seen = set()
+    for tensor in tensors:
+        memory = tensor.untyped_storage()
+        whole = memory.data_ptr() not in seen and memory.nbytes() >= tensor.nbytes
+        seen.add(memory.data_ptr())
+        yield tensor if whole else tensor.clone()

@@ -14,7 +14,6 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adaptsfl.decisions import Decision
-from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
 from adaptsfl.training.batchnorm import check_statistics
 from adaptsfl.training.layers import Layer, average, gradients_of, parameters_of, run, summed, update, weighted_mean
@@ -24,6 +23,7 @@ from adaptsfl.training.settings import (
     Loss,
     OptimizerSettings,
     Statistics,
+    batch_parts,
     check_batches,
     check_trainable,
     device_weights,
@@ -145,6 +145,10 @@ class ServerSide:
         # 16: the non-common layers of a device follow its own gradient
         for k in present:
             update(self.non_common[k], iter(self._sums[k]), self.settings.rate(round_, common=False))
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop activations and gradients of a round: it is over, or begins again."""
         self._arrived.clear()
         self._sums.clear()
 
@@ -200,7 +204,7 @@ class Reference:
         # Paper: a mini-batch goes through a round at once. Here: in k equal parts, trained one after another before any
         # layer changes. Because: parts can be computed and sent at the same time; their gradients add up to the same.
         parts = self.schedule.plan.micro_batches
-        split = [_parts(batch, parts) for batch in batches]  # by device
+        split = [batch_parts(batch, parts) for batch in batches]  # by device
         # 7 to 10: every device runs its layers and sends activations and targets
         for k, device, own in zip(here, devices, split, strict=True):
             for part, (x, _) in enumerate(own):
@@ -261,15 +265,6 @@ class Reference:
             outputs = _estimate(own, [x for x, _ in batches], here)
             _estimate(common, [torch.cat(outputs)] if pooled else outputs, [1.0] if pooled else here)
         return self.model.merge_state(*(layer.piece.state_dict() for layer in [*own, *common]))
-
-
-def _parts(batch: Batch, parts: int) -> list[Batch]:
-    """Return a mini-batch in equal parts."""
-    x, y = batch
-    if len(x) % parts:
-        problem = f"is {parts}, but a mini-batch has {len(x)} samples"
-        raise InvalidInput("decision.micro_batches", problem, "Give a number that divides it")
-    return list(zip(x.chunk(parts), y.chunk(parts), strict=True))
 
 
 @torch.no_grad()

@@ -138,6 +138,15 @@ def check_batches(batches: Sequence[Batch], devices: int) -> None:
             raise InvalidInput(f"batches[{k}]", problem, "Give at least one sample, and a target for each")
 
 
+def batch_parts(batch: Batch, parts: int) -> list[Batch]:
+    """Return a mini-batch in equal parts."""
+    x, y = batch
+    if len(x) % parts:
+        problem = f"is {parts}, but a mini-batch has {len(x)} samples"
+        raise InvalidInput("decision.micro_batches", problem, "Give a number that divides it")
+    return list(zip(x.chunk(parts), y.chunk(parts), strict=True))
+
+
 def sample_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy of every sample; over sequences, the mean over their tokens."""
     if outputs.dim() == 2:

@@ -24,6 +24,7 @@ from adaptsfl import checks
 from adaptsfl.decisions import Decision
 from adaptsfl.errors import InvalidInput
 from adaptsfl.models import SplitModel
+from adaptsfl.training.batchnorm import mixes_samples
 from adaptsfl.training.engine import Engine
 from adaptsfl.training.ranks import ALONE, Ranks
 from adaptsfl.training.settings import Batch, OptimizerSettings
@@ -53,6 +54,7 @@ class PooledEngine(Engine):
         **options: Any,
     ) -> None:
         sharding = Sharding(ranks, ((0,), *((),) * (ranks.size - 1)))
+        refuse_ghosts(plan, model)
         super().__init__(model, plan.levelled(), optimizer, sharding=sharding, **options)
         self.devices = devices
 
@@ -61,18 +63,28 @@ class PooledEngine(Engine):
         """All devices on the first rank, none on the others."""
         return range(self.devices) if self.sharding.ranks.first else ()
 
-    def round(self, batches: Sequence[Batch], present: Sequence[int] | None = None) -> Tensor:
-        """Train one round on all samples of the present devices' batches; return their mean loss."""
-        return super().round(pooled(batches))
+    def round(
+        self, batches: Sequence[Batch], present: Sequence[int] | None = None, *, exact_wire: bool = False
+    ) -> Tensor:
+        """Train one round on all samples of the present devices' batches, which nobody sends; return their loss."""
+        return super().round(pooled(batches), exact_wire=True)
 
     def change_plan(self, plan: Decision) -> None:
         """Follow another plan; only its interval is used."""
+        refuse_ghosts(plan, self.model)
         super().change_plan(plan.levelled())
 
 
 def pooled(batches: Sequence[Batch]) -> list[Batch]:
     """Return one batch with all samples, or none without batches."""
     return [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))] if batches else []
+
+
+def refuse_ghosts(plan: Decision, model: SplitModel) -> None:
+    """Refuse parts of mini-batches that batch-norm would have to normalise one by one."""
+    if plan.micro_batches > 1 and mixes_samples(model.pieces):
+        problem = f"is {plan.micro_batches}, but this trainer's batch-norm normalises whole mini-batches"
+        raise InvalidInput("decision.micro_batches", problem, "Give 1, or train with Engine")
 
 
 class Sequential(Trainer):
@@ -124,6 +136,7 @@ class Sequential(Trainer):
 
     def change_plan(self, plan: Decision) -> None:
         """Refuse another cut or interval: both are kept for the whole run."""
+        refuse_ghosts(plan, self.model)
         if self._followed(plan) != self.schedule.plan:
             problem = f"is {self._followed(plan)}, this trainer's is {self.schedule.plan}"
             raise InvalidInput("plan", problem, "Keep one cut for all and one interval for the whole run")

@@ -11,8 +11,8 @@ follow from the device, the round and the place of the sample in its mini-batch.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -52,9 +52,10 @@ def arriving(tensor: Tensor, dtype: str, dither: Dither | None = None) -> Tensor
     if exact(dtype):
         return tensor
     if dtype in CASTS:
-        return _cast(tensor, CASTS[dtype]).to(tensor.dtype)
+        return _cast(_cast(tensor, CASTS[dtype]), tensor.dtype)
     levels, scales = _levels(tensor, dtype, dither)
-    found = (levels * scales[..., None].abs()).flatten(1)[:, : _each(tensor.shape)].reshape(tensor.shape)
+    rows = (levels * scales[..., None].abs()).flatten(1)[:, : _each(tensor.shape)]
+    found = _cast(rows.reshape(tensor.shape), tensor.dtype)
     keeps_order = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return found.contiguous(memory_format=torch.channels_last) if keeps_order else found
 
@@ -62,7 +63,7 @@ def arriving(tensor: Tensor, dtype: str, dither: Dither | None = None) -> Tensor
 def encoded(tensor: Tensor, dtype: str, dither: Dither | None = None) -> Tensor:
     """Return the bytes of a tensor as they are sent: first all scales, if there are any, then the numbers."""
     if dtype in CASTS:
-        return _cast(tensor, CASTS[dtype]).contiguous().reshape(-1).view(torch.uint8)
+        return raw(_cast(tensor, CASTS[dtype]))
     levels, scales = _levels(tensor, dtype, dither)
     numbers = levels.flatten(1)[:, : _each(tensor.shape)].to(torch.int16).bitwise_and_(2 ** NUMBER_BITS[dtype] - 1)
     codes = numbers.to(torch.uint8)
@@ -73,6 +74,14 @@ def encoded(tensor: Tensor, dtype: str, dither: Dither | None = None) -> Tensor:
     return torch.cat((scales.to(torch.bfloat16).reshape(-1).view(torch.uint8), codes.reshape(-1)))
 
 
+def raw(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor's numbers in the order of its dimensions; they share its memory if they can."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # torch calls a single number contiguous, whatever its stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
+
+
 def decoded(data: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
     """Return the float32 tensor that was sent as these bytes, of which there are `size_of(shape, dtype)`."""
     if dtype in CASTS:
@@ -81,7 +90,7 @@ def decoded(data: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
     blocks = -(-each // BLOCK)
     edge = samples * blocks * SCALE_BYTES
     scales = data[:edge].clone().view(torch.bfloat16).view(samples, blocks, 1).to(torch.float32)
-    codes = data[edge:].view(samples, -1)
+    codes = data[edge:].view(samples, -(-each * NUMBER_BITS[dtype] // BITS_PER_BYTE))
     if dtype == "int4":
         codes = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1)[:, :each]
     numbers = nn.functional.pad(codes.to(torch.float32), (0, blocks * BLOCK - each)).view(samples, blocks, BLOCK)
@@ -96,17 +105,25 @@ def size_of(shape: Sequence[int], dtype: str) -> int:
     return samples * int(wire_bits(_each(shape), dtype)) // BITS_PER_BYTE
 
 
+Observe = Callable[[Tensor, Tensor], None]
+
+
 class Crossing(nn.Module):
     """The way between a device and the edge server, as a layer: activations forward, gradients backward.
 
     Args:
         dither: for gradients.
         weight: the gradient that comes back is that of the device's own loss times this.
+        observe: called with the activations as they were sent and the gradient as it arrives, of the device's own loss.
     """
 
-    def __init__(self, dtype: str, dither: Dither, weight: float = 1.0) -> None:
+    def __init__(self, dtype: str, dither: Dither, weight: float = 1.0, observe: Observe | None = None) -> None:
         super().__init__()
-        self.dtype, self.dither, self.weight = dtype, dither, weight
+        self.dtype, self.dither, self.weight, self.observe = dtype, dither, weight, observe
+
+    def of_samples(self, first: int) -> "Crossing":
+        """Return the way of a part of the mini-batch that begins with its sample `first`."""
+        return Crossing(self.dtype, replace(self.dither, first=first), self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the edge server receives."""
@@ -117,7 +134,7 @@ class Crossing(nn.Module):
 class _Cross(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, way: Crossing) -> Tensor:
-        ctx.way = way  # type: ignore[attr-defined]
+        ctx.way, ctx.sent = way, x if way.observe else None  # type: ignore[attr-defined]
         found = arriving(x, way.dtype)
         return found.view_as(found) if found is x else found
 
@@ -125,15 +142,18 @@ class _Cross(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         way: Crossing = ctx.way  # type: ignore[attr-defined]
         (gradient,) = gradients
-        if way.weight == 1:
-            return arriving(gradient, way.dtype, way.dither), None
-        return arriving(gradient / way.weight, way.dtype, way.dither) * way.weight, None
+        found = arriving(gradient if way.weight == 1 else gradient / way.weight, way.dtype, way.dither)
+        if way.observe is not None:
+            way.observe(ctx.sent, found)  # type: ignore[attr-defined]
+        return found if way.weight == 1 else found * way.weight, None
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert; numbers that are too large become the largest of the type, because receivers reject infinity."""
-    if dtype == torch.float32:
+    if dtype in (torch.float32, torch.float64):
         return tensor.to(dtype)
+    if tensor.dtype != torch.float64:
+        tensor = tensor.to(torch.float32)  # the limits of bfloat16 are no numbers of float16
     return tensor.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
 
 
@@ -143,7 +163,7 @@ def _levels(tensor: Tensor, dtype: str, dither: Dither | None) -> tuple[Tensor, 
     The last block of a sample is filled with zeros.
     """
     samples, each = tensor.shape[0] if tensor.dim() else 1, _each(tensor.shape)
-    rows = tensor.reshape(samples, each)
+    rows = tensor.reshape(samples, each).to(torch.float64 if tensor.dtype == torch.float64 else torch.float32)
     blocks = nn.functional.pad(rows, (0, -each % BLOCK)).view(samples, -(-each // BLOCK), BLOCK)
     most = 2 ** (NUMBER_BITS[dtype] - 1) - 1
     lowest, highest = blocks.aminmax(dim=2)

@@ -40,11 +40,12 @@ class SendPlan(Action):
 
 @dataclass(frozen=True)
 class SendGradients(Action):
-    """Send the gradients of a round that was trained, for the first time or once more."""
+    """Send the gradients of a part that was trained, for the first time or once more."""
 
     connection: int
     device: int
     round: int
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class UseActivations(Action):
 
     connection: int
     device: int
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,16 +151,27 @@ class KeepForEstimation(Action):
 
 @dataclass(frozen=True)
 class TrainRound(Action):
-    """Train a round with the activations of these devices.
+    """Train a part of a round with the activations of these devices; layers change after the last part.
 
     Attributes:
         everybody: whether every awaited device has sent: then all time since the last arrival is the server's own.
+        part: of the mini-batches, from 0; `parts` is their number.
     """
 
     attempt: int
     round: int
     devices: tuple[int, ...]
     everybody: bool
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class DropRound(Action):
+    """Drop the activations and the gradients of the parts that were trained: the round begins again."""
+
+    attempt: int
+    round: int
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,92 @@
 """The state of the block under way: its rounds, its evaluation, and layers on their way to the fed server."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
+
+from adaptsfl.deploy.sending import Sending
 
 Phase = Literal["placing", "estimating", "merging", "training", "testing", "delivering", "averaging"]
 
 
 @dataclass
 class Round:
-    """The round whose activations are being collected, or that is being trained.
+    """The round whose activations are being collected, or that is being trained; part by part.
+
+    A device takes part as long as it sends its parts in time, and in their order: who misses one is left out until the
+    next round.
 
     Attributes:
-        arrived: devices whose activations have arrived.
-        awaited: devices that the round has waited for at some time.
-        early: connections that have sent activations of the next round while this one is being trained.
+        parts: into how many parts its mini-batches are divided; `part` is the one under way, from 0.
+        arrived: devices whose activations of that part have arrived.
+        sent: by device: how many of its parts have arrived.
+        members: devices with which the part before was trained: nobody else may train this one. None in part 0.
+        awaited: devices that the part has waited for at some time.
+        early: connections that are told to go on with the next round once this one is trained.
         lost: devices that have lost their layers since training began; a repeated training leaves them out.
         watched: one of the devices that it waits for, None if there is none: until that one sends, nobody has to look
             at the others. Every event but an arrival makes the protocol look at all of them again.
+        began_again: whether it has been begun before, and devices may still be sending parts for that.
     """
 
     number: int
     deadline: float = math.inf
+    parts: int = 1
+    part: int = 0
     arrived: set[int] = field(default_factory=set)
+    sent: dict[int, int] = field(default_factory=dict)
+    members: set[int] | None = None
     awaited: set[int] = field(default_factory=set)
     training: bool = False
     early: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     watched: int | None = None
+    began_again: bool = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it is being trained, so that no device can join it any more."""
+        return self.training or self.part > 0
+
+    def takes(self, device: int, part: int) -> bool:
+        """Whether a device can still send a part."""
+        if device in self.lost or (self.members is not None and device not in self.members):
+            return False
+        return part > self.part or (part == self.part and not self.training)
+
+    def arrives(self, device: int) -> None:
+        """Count the next part of a device."""
+        self.sent[device] = self.sent.get(device, 0) + 1
+        if self.sent[device] == self.part + 1:
+            self.arrived.add(device)
+
+    def next_part(self, deadline: float) -> None:
+        """Go on with the next part, among those with whom this one was trained."""
+        self.members = self.arrived - self.lost
+        self.part, self.training, self.deadline = self.part + 1, False, max(self.deadline, deadline)
+        self.arrived = {device for device in self.members if self.sent[device] > self.part}
+        self.awaited, self.lost, self.watched = set(), set(), None
+
+    def reject(self, devices: Collection[int]) -> None:
+        """Collect the part once more, without these devices and those that have lost their layers."""
+        for device in {*devices, *self.lost}:
+            self._forget(device)
+        self.training, self.lost, self.awaited = False, set(), set()
 
     def leave_out(self, device: int) -> None:
         """Drop the activations that a device sent before it lost its layers."""
         if self.training:
             self.lost.add(device)
+            self.sent.pop(device, None)
         else:
-            self.arrived.discard(device)
+            self._forget(device)
+
+    def _forget(self, device: int) -> None:
+        self.arrived.discard(device)
+        self.sent.pop(device, None)
+        if self.members is not None:
+            self.members.discard(device)
 
 
 @dataclass
@@ -135,6 +187,7 @@ class BlockState:
         rounds: their number; 0 in the last block of a run, which only evaluates the model.
         cuts: one per device of the fleet.
         planned: the number of devices for which it was planned.
+        sending: in how many parts mini-batches are sent.
         result_wanted: whether the result of the evaluation is needed; if not, only the statistics are.
         trained: devices of the last round that have not lost their layers since; `present` are all of that round.
         not_finite: devices whose activations, losses or layers contained NaN or infinity.
@@ -149,6 +202,7 @@ class BlockState:
     cuts: tuple[int, ...]
     planned: int
     phase: Phase
+    sending: Sending = field(default_factory=Sending)
     result_wanted: bool = True
     round: Round | None = None
     evaluation: Evaluation | None = None

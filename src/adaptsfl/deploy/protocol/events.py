@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from adaptsfl.deploy.sending import Sending
+
 Purpose = Literal["round", "evaluation", "estimation"]
+WHOLE = Sending()
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Activations(Event):
     Attributes:
         number: the round; in an evaluation, the number of the mini-batch.
         batches: the number of mini-batches on which the device evaluates.
+        part: of the round's mini-batch, from 0.
     """
 
     connection: int
@@ -91,6 +95,7 @@ class Activations(Event):
     number: int
     purpose: Purpose = "round"
     batches: int = 0
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ class BlockOpened(Event):
         evaluate: whether devices evaluate the model with which the block begins.
         estimate: whether batch-norm's statistics are estimated before that.
         result_wanted: whether the evaluation's result is wanted; if not, only the statistics are.
+        sending: in how many parts mini-batches are sent.
     """
 
     attempt: int
@@ -141,6 +147,7 @@ class BlockOpened(Event):
     evaluate: bool = False
     estimate: bool = False
     result_wanted: bool = True
+    sending: Sending = WHOLE
 
 
 @dataclass(frozen=True)
@@ -165,19 +172,21 @@ class LayersGiven(Event):
 
 @dataclass(frozen=True)
 class RoundTrained(Event):
-    """A round was trained; the gradients of all its devices can be sent."""
+    """A part of a round was trained; the gradients of all its devices can be sent."""
 
     attempt: int
     round: int
+    part: int = 0
 
 
 @dataclass(frozen=True)
 class RoundRejected(Event):
-    """A round was not trained: activations of these devices led to NaN, infinity or absurd losses."""
+    """A part of a round was not trained: activations of these devices led to NaN, infinity or absurd losses."""
 
     attempt: int
     round: int
     devices: tuple[int, ...]
+    part: int = 0
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,8 @@ def _give_layers(state: State, device: DeviceState, block: BlockState) -> None:
         block.round.leave_out(device.number)
     block.trained.discard(device.number)
     block.deliveries.leave_out(device.number)
-    device.cut, device.answered, device.admission = block.cuts[device.number], 0, "giving"
+    device.cut, device.admission = block.cuts[device.number], "giving"
+    device.answered = device.answered_parts = 0
     if block.placed:
         state.emit(do.GiveLayers(block.attempt, device.number, device.cut))
 

@@ -38,7 +38,8 @@ class DeviceState:
         cut: its cut in that block.
         admission: what it waits for: "reopening", until the fed server confirms that it knows the block; "giving",
             until the edge server holds its layers.
-        answered: the last round of the block that was trained with it; its gradients are kept to be sent again.
+        answered: the last round of the block that was trained with it, so many parts of it; the gradients of this
+            round are kept to be sent again.
         late: whether the last round went on without it; rounds do not wait for it until it sends again.
         strikes: violations in a row; `violations` counts all of them.
         undelivered: how often in a row its layers did not reach the fed server.
@@ -58,6 +59,7 @@ class DeviceState:
     cut: int = 0
     admission: Admission = ""
     answered: int = 0
+    answered_parts: int = 0
     late: bool = False
     strikes: int = 0
     violations: int = 0
@@ -95,7 +97,8 @@ class Connection:
         planned: the attempt of the block whose plan was sent last over it.
         stopped: whether the message that the run is over was sent to the device.
         closing: whether the edge server is ending it.
-        skipped_to: the round of the last `SendSkip` to the device.
+        skipped_to: the highest round of a `SendSkip` to the device.
+        unwanted: the round of which further parts are ignored, until the device has read what it should send instead.
         useless: messages in a row that had no effect.
         kept: activations that arrived before the edge server held the device's layers; handled once it does.
     """
@@ -107,6 +110,7 @@ class Connection:
     stopped: bool = False
     closing: bool = False
     skipped_to: int = 0
+    unwanted: int = 0
     useless: int = 0
     kept: Activations | None = None
 

@@ -83,6 +83,8 @@ class Status:
         rounds_planned: the number of rounds of the run; None if there is no limit.
         interval: I; None where layers are never averaged, or before the first plan.
         deepest: L_c, the deepest cut; None before the first plan.
+        micro_batches: k, the parts of every mini-batch; None before the first plan.
+        wire_dtype: the type of numbers in which activations and gradients are sent; empty before the first plan.
         losses: training loss by round.
         evaluations: test accuracy (0 to 1) by round.
         round_s: the measured time of one round, smoothed, without the aggregation.
@@ -100,6 +102,8 @@ class Status:
     block: int = 0
     interval: int | None = None
     deepest: int | None = None
+    micro_batches: int | None = None
+    wire_dtype: str = ""
     devices: tuple[DeviceStatus, ...] = ()
     losses: Points = ()
     evaluations: Points = ()

@@ -45,6 +45,7 @@ def _of_run(status: Status) -> Iterator[Metric]:
     yield _gauge("block", "Blocks begun: rounds between two plans.", status.block)
     yield _gauge("interval_rounds", "I: rounds between two aggregations.", status.interval)
     yield _gauge("deepest_cut", "L_c: layers of the device that holds most of them.", status.deepest)
+    yield _gauge("micro_batches", "k: parts of every mini-batch.", status.micro_batches)
     yield _gauge("waiting", "1 while the server waits for somebody, 0 while it trains.", bool(status.waiting_for))
     yield _gauge("loss", "Training loss of the last round.", _last(status.losses))
     yield _gauge("accuracy_ratio", "Test accuracy at the last evaluation, 0 to 1.", _last(status.evaluations))

@@ -38,7 +38,9 @@ function drawPlan() {
     svg("path", { fill: "none", stroke: colourOf(), "stroke-width": 2.2, d: linePath(f, plan.edges, plan.interval, true) }),
     svg("path", { class: "ink", "stroke-width": 1.2, "stroke-dasharray": "4 3", d: linePath(f, plan.edges, plan.deepest, true) }));
   const column = (px) => Math.min(plan.block.length - 1, Math.max(0, plan.edges.findIndex((edge) => edge > f.value(px)) - 1));
-  const often = (k) => (plan.interval[k] === null ? "never averaged" : `averaged every ${plan.interval[k]} rounds`);
+  const often = (k) => (plan.interval[k] === null ? "never averaged" : `averaged every ${plan.interval[k]} rounds`)
+    + (plan.wire[k] && plan.wire[k] !== "float32" ? `, sent as ${plan.wire[k]}` : "")
+    + (plan.parts[k] > 1 ? `, in ${plan.parts[k]} parts` : "");
   tips(f, (px) => [`block ${plan.block[column(px)]}, ${seconds(f.value(px))}`, often(column(px)), `deepest cut ${plan.deepest[column(px)]}`], { ruler: true, keys: true });
   drawCuts(x, left, column, often);
 }
@@ -75,7 +77,15 @@ function drawCuts(x, left, column, often) {
   byId("cut-keys").replaceChildren(html("span", {}, swatch(colourOf(), ""), "interval I"), deepestKey(),
     ...cuts.map((cut) => html("span", {}, swatch(colour(cut)), cut ? `${cut} ${detail.layers[cut - 1]}` : "not there")));
   const some = plan.rows.length < plan.devices ? ` ${plan.rows.length} of ${plan.devices} devices are shown.` : "";
-  byId("cut-note").textContent = `Above, rounds between two averagings, and the deepest cut; below, after which layer every device’s model is cut.${some}`;
+  byId("cut-note").textContent = `Above, rounds between two averagings, and the deepest cut; below, after which layer every device’s model is cut.${some}${sent(plan)}`;
+}
+
+/** In which types of numbers and in how many parts mini-batches were sent; nothing to say if always exact and whole. */
+function sent(plan) {
+  const count = (values, write) => [...new Set(values)].map((value) => `${write(value)} in ${values.filter((other) => other === value).length}`).join(", ");
+  const types = plan.wire.some((name) => name && name !== "float32") ? ` Numbers were sent as ${count(plan.wire, (name) => name || "the recipe says")} of ${plan.wire.length} blocks.` : "";
+  const parts = plan.parts.some((k) => k > 1) ? ` Mini-batches went through a round in one part or more: ${count(plan.parts, (k) => `${k}`)} of ${plan.parts.length} blocks.` : "";
+  return types + parts;
 }
 
 function deepestKey() {
@@ -134,31 +144,36 @@ function drawLanes() {
     x: { low: 0, high: now.length, ...timeAxis(now.length), title: timeAxis(now.length).title.replace(data.time, "time since the round began") },
     y: { low: 0, high: 1, bare: true },
   });
-  const back = now.start + now.server;
   const bottom = 18 + row * now.devices.length;
   const keys = ["a1", "a2", "a4", "a5"];
   const paths = keys.map(() => "");
+  const half = now.parts > 1 ? (row - GAP) / 2 : 0; // phases of a device overlap: computing above, sending below
   now.devices.forEach((name, r) => {
-    const [forward, upload, download] = now.parts[r];
-    const starts = [0, forward, back, back + download];
-    keys.forEach((_, k) => { paths[k] += box(f.sx(starts[k]), 18 + r * row + 1, f.sx(now.parts[r][k]) - f.sx(0), row - GAP); });
+    keys.forEach((_, k) => {
+      const [from, to] = now.bars[r][k];
+      const top = 18 + r * row + 1 + (k === 1 || k === 2 ? half : 0);
+      paths[k] += box(f.sx(from), top, f.sx(to) - f.sx(from), half || row - GAP);
+    });
     if (r % Math.ceil(11 / row) === 0) f.canvas.append(svg("text", { x: f.left - 6, y: 18 + r * row + row / 2 + 4, "text-anchor": "end" }, clip(name)));
   });
-  f.canvas.append(svg("path", { d: box(f.sx(now.start), 14, Math.max(1.5, f.sx(back) - f.sx(now.start)), bottom - 14), fill: phaseColour("a3") }));
-  f.canvas.append(svg("text", { x: (f.sx(now.start) + f.sx(back)) / 2, y: 10, "text-anchor": "middle" }, "server"));
+  f.canvas.append(svg("path", { d: box(f.sx(now.start), 14, Math.max(1.5, f.sx(now.end) - f.sx(now.start)), bottom - 14), fill: phaseColour("a3"), opacity: half ? 0.35 : 1 }));
+  f.canvas.append(svg("text", { x: (f.sx(now.start) + f.sx(now.end)) / 2, y: 10, "text-anchor": "middle" }, "server"));
   keys.forEach((key, k) => f.canvas.append(svg("path", { d: paths[k], fill: phaseColour(key) })));
   tips(f, (px, py) => {
     const r = Math.floor((py - 18) / row);
     if (r < 0 || r >= now.devices.length) return null;
-    const [forward, upload, download, backward] = now.parts[r];
-    const times = [["a1", forward], ["a2", upload], ["a3", now.server], ["a4", download], ["a5", backward]];
+    const [forward, upload, download, backward] = now.bars[r].map(([from, to]) => to - from);
+    const times = [["a1", forward], ["a2", upload], ["a3", now.end - now.start], ["a4", download], ["a5", backward]];
+    const waiting = now.parts > 1 ? `from the first of ${now.parts} parts to the last`
+      : `waits ${seconds(Math.max(0, now.start - forward - upload))} for others before the server's turn`;
     return [`${now.devices[r]}, cut after layer ${now.cuts[r]} (${detail.layers[now.cuts[r] - 1]})`,
       ...times.map(([key, value]) => [swatch(phaseColour(key)), `${data.phases.find((phase) => phase.key === key).title}: ${seconds(value)}`]),
-      `waits ${seconds(Math.max(0, now.start - forward - upload))} for others before the server's turn`];
+      waiting];
   });
   byId("block-name").textContent = `${now.block}`;
   const some = now.devices.length < now.of ? ` ${now.devices.length} of ${now.of} devices are shown, the slowest among them.` : "";
-  byId("lane-note").textContent = `Block ${now.block} as its plan saw it, with the resources measured when it began: ${seconds(now.length)} for a round. Gaps are waiting.${some}`;
+  const gaps = half ? `Mini-batches go through it in ${now.parts} parts that overlap: computing is above, sending below.` : "Gaps are waiting.";
+  byId("lane-note").textContent = `Block ${now.block} as its plan saw it, with the resources measured when it began: ${seconds(now.length)} for a round. ${gaps}${some}`;
 }
 
 /** For lines in steps: both edges of every block, and its value at both. What was believed holds until the next plan. */

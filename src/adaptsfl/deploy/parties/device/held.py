@@ -1,10 +1,11 @@
 """What a device holds of a block: its layers, what it has sent, and what is left to be evaluated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.layers_file import LayerStates
 from adaptsfl.deploy.parties.device.evaluation import DeviceEvaluation
+from adaptsfl.deploy.sending import Sending
 from adaptsfl.training.reference import DeviceSide
 
 
@@ -18,8 +19,10 @@ class Held:
     cut: int
     next_round: int
     device: DeviceSide
-    pending: tuple[wire.Activations, list[memoryview]] | None = None  # sent, and not answered yet
-    shape: tuple[int, ...] = ()  # of the activations that it sent last
+    sending: Sending
+    round: int = 0  # whose activations it has sent last
+    pending: dict[int, tuple[wire.Activations, list[memoryview]]] = field(default_factory=dict)  # by part: not answered
+    sample: tuple[int, ...] = ()  # the shape of the activations of one sample
     learned: int = 0  # the last round whose gradients it applied
     delivered: bool = False  # whether the fed server has its layers
     start: LayerStates | None = None  # the layers as they were fetched, until it is known that nobody evaluates them
@@ -30,4 +33,4 @@ class Held:
     @property
     def waits(self) -> bool:
         """Whether nothing is to be done before the edge server's next message."""
-        return self.pending is not None or self.delivered or self.next_round > self.last_round
+        return bool(self.pending) or self.delivered or self.next_round > self.last_round

@@ -21,22 +21,24 @@ from adaptsfl.checks import printable
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.layers_file import Template
 from adaptsfl.deploy.moments_file import plausible
-from adaptsfl.deploy.parties.device.calls import FIRST_WAIT_S, EdgeStream, ready_message, retried
+from adaptsfl.deploy.parties.device.calls import EOF, FIRST_WAIT_S, EdgeStream, ready_message, retried
 from adaptsfl.deploy.parties.device.data import DeviceData, load_device_data
 from adaptsfl.deploy.parties.device.evaluation import DeviceEvaluation
 from adaptsfl.deploy.parties.device.held import Held
+from adaptsfl.deploy.parties.device.rounds import Rounds, gradient_bytes
 from adaptsfl.deploy.parties.fed.client import FedClient
+from adaptsfl.deploy.parties.passes import time_passes
 from adaptsfl.deploy.parties.probe import LinkRates, measure_link
 from adaptsfl.deploy.security.identity import Credentials, Party, open_channel
+from adaptsfl.deploy.sending import Sending
 from adaptsfl.deploy.service import OPTIONS, Calls
-from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
+from adaptsfl.deploy.tensors import LABELS, pack
 from adaptsfl.deploy.terms import PROTOCOL, Terms
-from adaptsfl.deploy.transfer import Incoming
 from adaptsfl.errors import BadMessage, InvalidInput, NotWritten, Refused, TrainingDiverged, first_line
 from adaptsfl.models import SplitModel
 from adaptsfl.training.reference import DeviceSide
 from adaptsfl.training.statistics import Moments, Norm, recorded, running_buffers
-from adaptsfl.training.timing import LayerTimes, time_layers
+from adaptsfl.training.timing import LayerTimes
 
 LONGEST_WAIT_S, WAIT_GROWTH = 15.0, 1.5  # between two attempts to connect
 # Errors that a retry would not change.
@@ -85,15 +87,15 @@ class DeviceParty:
         self.terms: Terms | None = None
         self.held: Held | None = None
         self._settings = ""  # the settings, as text
-        self._of_use = False  # whether this connection has brought gradients
-        self._backward_s = self._downlink = 0.0
+        self._rounds: Rounds | None = None
         self._ready: wire.Ready | None = None
 
     async def run(self) -> str:
         """Take part until the edge server says that the run is over; return why."""
         wait, times_closed, since = FIRST_WAIT_S, 0, 0.0
         while True:
-            self._of_use = False
+            if self._rounds is not None:
+                self._rounds.learned = False
             try:
                 reason = await self._connection()
                 if reason is not None:
@@ -112,7 +114,7 @@ class DeviceParty:
                         f"{self.party}: the edge server closed {times_closed} connections in a row without a reason. "
                         "Check certificates: its ca.pem may be another, or ours may have expired."
                     ) from None
-            if self._of_use:
+            if self._rounds is not None and self._rounds.learned:
                 wait = FIRST_WAIT_S
             self.say(f"{problem}; trying again in {wait:.1f} s")
             await asyncio.sleep(wait)
@@ -124,7 +126,7 @@ class DeviceParty:
         to_fed = open_channel(self.fed, "fed", self.credentials, self.party, OPTIONS)
         async with to_edge, to_fed:
             links = {"edge": Calls(to_edge, "Edge"), "fed": Calls(to_fed, "Fed")}
-            stream = EdgeStream(links["edge"].train())
+            stream = EdgeStream(links["edge"].train(), self._gradient_bytes)
             attempt = 0 if self.held is None else self.held.attempt
             if self.held is not None and self.held.evaluation is not None:
                 self.held.evaluation.pause()
@@ -147,13 +149,14 @@ class DeviceParty:
 
     async def _obey(self, stream: EdgeStream, links: dict[str, Calls]) -> str | None:
         while True:
-            message = await stream.read(partial(self._idle_job, stream))
-            if message is grpc.aio.EOF:
+            message, body = await stream.read(partial(self._idle_job, stream))
+            if message is EOF:
                 return None
             match message.WhichOneof("kind"):
                 case "gradients":
-                    if not await self._learn(message.gradients, stream):
-                        return None
+                    assert body is not None
+                    if await self._training().learn(self._holding(), message.gradients, body):
+                        await self._send(stream, message.gradients.round + 1)
                 case "stop":
                     reason = await self._stopped(message.stop, stream)
                     if reason is not None:
@@ -207,16 +210,17 @@ class DeviceParty:
         if not welcome.number < terms.devices:
             raise BadMessage(f"the edge server calls this device number {welcome.number} of {terms.devices}")
         self.floor = max(self.floor, terms.floor)
-        times = await asyncio.to_thread(self._build, terms, welcome.number)
+        times, fixed_s = await asyncio.to_thread(self._build, terms, welcome.number)
         rates = {
             name: await measure_link(calls) if self.probe_links else LinkRates(0.0, 0.0)
             for name, calls in links.items()
         }
-        self._ready = ready_message(self.data.samples, times, rates["edge"], rates["fed"])
+        self._ready = ready_message(self.data.samples, times, fixed_s, rates["edge"], rates["fed"])
+        self._rounds = Rounds(self.data, terms.optimizer, self._packed)
         self.terms, self._settings = terms, welcome.settings
         self.say(f"ready: {self.data.samples} samples, model of {self.model.layers} layers")
 
-    def _build(self, terms: Terms, number: int) -> LayerTimes:
+    def _build(self, terms: Terms, number: int) -> tuple[LayerTimes, float]:
         self.model: SplitModel
         self.model, example = terms.model()
         self.template = Template(self.model, terms.optimizer)
@@ -225,7 +229,7 @@ class DeviceParty:
         if inputs.shape[1:] != example.shape[1:]:
             problem = f"has samples of shape {tuple(inputs.shape[1:])}, the model takes {tuple(example.shape[1:])}"
             raise InvalidInput("data", problem, "Give data that fit the model")
-        return time_layers(self.model, inputs[:1], terms.batch_size)
+        return time_passes(self.model, inputs[:1], terms.batch_size)
 
     async def _begin(self, plan: wire.Plan, stream: EdgeStream, fed: Calls) -> None:
         """Follow a plan: fetch the layers, unless this device already holds them, and train the next round."""
@@ -239,11 +243,11 @@ class DeviceParty:
         held.next_round = plan.next_round
         if held.evaluation is not None:
             held.evaluation.go_on()
-        if plan.estimate and held.pending is None:  # the edge server says when to go on
+        if plan.estimate and not held.pending:  # the edge server says when to go on
             await self._estimate(plan.estimate, stream, fed)
             return
-        if held.pending is not None:
-            await stream.send(*held.pending)
+        if held.pending:
+            await self._training().send_again(held, stream)
         else:  # also if it was disconnected when the other devices went on
             await self._send(stream, plan.next_round)
         if plan.evaluate:
@@ -251,11 +255,13 @@ class DeviceParty:
 
     async def _fetch(self, plan: wire.Plan, fed: Calls) -> None:
         """Fetch the layers of a block."""
+        sending = Sending(plan.micro_batches, plan.wire_dtype, plan.exact_round)
+        sending.check(self._training().data.batch_size)
         started = time.perf_counter()
         moved = await FedClient(fed, self.template).fetch(plan.attempt, 1, plan.cut)
         layers = [self.template.layer(number, state) for number, state in sorted(moved.states.items())]
         device, last = DeviceSide(layers), plan.last_round
-        self.held = Held(plan.attempt, plan.block, last, plan.cut, plan.next_round, device)
+        self.held = Held(plan.attempt, plan.block, last, plan.cut, plan.next_round, device, sending)
         self.held.start, self.held.fed_downlink = moved.states, moved.bps
         self.held.fetch_s = time.perf_counter() - started
         rounds = f"rounds {plan.next_round} to {last}" if plan.next_round <= last else "the end"
@@ -263,59 +269,13 @@ class DeviceParty:
 
     async def _send(self, stream: EdgeStream, round_: int) -> None:
         """Run the device's layers on the mini-batch of a round and send the activations."""
-        held = self._holding()
-        if not 1 <= round_ <= held.last_round:
-            held.pending = None
-            return
-        x, labels = self.data.at(round_)
-        started = time.perf_counter()
-        activations = await asyncio.to_thread(held.device.forward, x)
-        forward_s = time.perf_counter() - started
-        held.shape = tuple(activations.shape)
-        header, parts = self._packed(activations, labels)
-        header.round, header.forward_s, header.backward_s = round_, forward_s, self._backward_s
-        header.downlink, header.fetch_s = self._downlink, held.fetch_s
-        held.pending = header, parts
-        await stream.send(header, parts)
+        await self._training().send(self._holding(), round_, stream)
 
-    def _packed(self, activations: Tensor, labels: Tensor) -> tuple[wire.Activations, list[memoryview]]:
-        assert self.terms is not None
-        about, data = pack(activations, self.terms.recipe.model.wire_dtype)
-        about_labels, label_data = pack(labels, "int64")
+    def _packed(self, activations: Tensor, labels: Tensor, dtype: str) -> tuple[wire.Activations, list[memoryview]]:
+        about, data = pack(activations, dtype)
+        about_labels, label_data = pack(labels, LABELS)
         header = wire.Activations(attempt=self._holding().attempt, labels=about_labels, tensor=about)
         return header, [label_data, data]
-
-    async def _learn(self, gradients: wire.Gradients, stream: EdgeStream) -> bool:
-        """Run the backward pass through the device's layers, then go on with the next round.
-
-        Returns whether the connection is still open; if not, the device requests the gradients again.
-        """
-        held = self._holding()
-        assert self.terms is not None
-        again = gradients.round <= held.learned  # a duplicate: they were requested again after a reconnect
-        if not again and (held.pending is None or held.pending[0].round != gradients.round):
-            raise BadMessage(f"the edge server sent gradients of round {gradients.round}, which was not asked for")
-        shape, dtype = held.shape, self.terms.recipe.model.wire_dtype
-        check_header(gradients.tensor, shape, dtype)
-        incoming = Incoming(size_of(shape, dtype))
-        while not incoming.complete:
-            message = await stream.read()
-            if message is grpc.aio.EOF:
-                return False
-            if message.WhichOneof("kind") != "chunk":
-                raise BadMessage("the edge server stopped amid gradients")
-            incoming.add(message.chunk)
-        if again:
-            return True
-        self._downlink = incoming.bps
-        received = unpack(gradients.tensor, incoming.data)
-        started = time.perf_counter()
-        rate = self.terms.optimizer.rate(gradients.round, common=False)
-        await asyncio.to_thread(held.device.backward, received, rate)
-        self._backward_s, self._of_use = time.perf_counter() - started, True
-        held.pending, held.learned, held.start = None, gradients.round, None
-        await self._send(stream, gradients.round + 1)
-        return True
 
     async def _estimate(self, round_: int, stream: EdgeStream, fed: Calls) -> None:
         """Send data to estimate batch-norm's statistics: moments to the fed server, activations to the edge server."""
@@ -328,7 +288,7 @@ class DeviceParty:
         if moments:
             bring = partial(client.bring_moments, held.attempt, self.party.name, layers, moments)
             await retried(bring)  # a fed server that does not know the block has none to merge either
-        header, parts = self._packed(activations, labels)
+        header, parts = self._packed(activations, labels, held.sending.wire_dtype)
         header.round, header.estimation = round_, True
         await stream.send(header, parts)
 
@@ -337,7 +297,7 @@ class DeviceParty:
         held = self._holding()
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
-        if held.pending is None:
+        if not held.pending:
             await self._send(stream, held.next_round)
         if held.evaluation is None and held.start is not None:
             fetch = partial(FedClient(fed, self.template).fetch_moments, attempt, range(1, held.cut + 1))
@@ -357,7 +317,7 @@ class DeviceParty:
         found = await asyncio.to_thread(evaluation.run, number)
         if found is None:
             return
-        header, parts = self._packed(*found)
+        header, parts = self._packed(*found, held.sending.wire_dtype)
         header.attempt, header.round = held.attempt, number
         header.evaluation, header.evaluation_batches = True, evaluation.total
         await stream.send(header, parts)
@@ -373,7 +333,7 @@ class DeviceParty:
         held = self._holding()
         if held.attempt != attempt:
             return  # the edge server has sent a newer plan behind this
-        started = time.perf_counter()
+        rounds, started = self._training(), time.perf_counter()
         states = {number: layer.state() for number, layer in enumerate(held.device.layers, start=1)}
         try:
             await asyncio.to_thread(self.template.check, states)
@@ -388,11 +348,20 @@ class DeviceParty:
             attempt=attempt,
             fed_uplink=moved.bps,
             fed_downlink=held.fed_downlink,
-            backward_s=self._backward_s,
+            backward_s=rounds.backward_s,
             upload_s=time.perf_counter() - started,
+            update_s=rounds.update_s,
         )
         await stream.write(wire.FromDevice(delivered=delivered))
         held.delivered = True
+
+    def _gradient_bytes(self, gradients: wire.Gradients) -> int:
+        return gradient_bytes(self._holding(), gradients, self._training().data.batch_size)
+
+    def _training(self) -> Rounds:
+        if self._rounds is None:
+            raise BadMessage("the edge server sent work before its settings")
+        return self._rounds
 
     def _holding(self) -> Held:
         if self.held is None:

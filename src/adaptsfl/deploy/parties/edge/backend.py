@@ -9,11 +9,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from adaptsfl.costs import WIRE_DTYPES
 from adaptsfl.decisions import Decision
 from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput
 from adaptsfl.fleet import FIXED, RATES, Fleet, Server
+from adaptsfl.latency import part_size
 from adaptsfl.policies import Policy, make_policy
 from adaptsfl.runs.backend import Order, Scene, Trained
 from adaptsfl.runs.record import Block
@@ -40,12 +42,27 @@ class DeployedBackend:
 
     Its methods are called in the loop's thread and wait there, so that neither a slow policy nor a slow disk blocks the
     event loop.
+
+    Args:
+        mixes_samples: whether the model normalises over mini-batches, so that it matters into what parts these are
+            divided.
     """
 
     measures = False
+    compares = True
 
-    def __init__(self, conductor: Conducting, terms: Terms, measured: MeasuredFleet, policy: Policy) -> None:
+    def __init__(
+        self,
+        conductor: Conducting,
+        terms: Terms,
+        measured: MeasuredFleet,
+        policy: Policy,
+        *,
+        mixes_samples: bool = False,
+    ) -> None:
         self.conductor, self.terms, self.measured, self.policy = conductor, terms, measured, policy
+        ghosts = getattr(terms.recipe.training, "ghost_batches", False)
+        self.undivided = mixes_samples and not ghosts
         self.recipe = terms.recipe.model_copy(update={"run": terms.run})
         self.seed, self.devices, self.layers = terms.seed, terms.devices, measured.nominal.layers
         self.planning_limit_s: float | None = terms.recipe.deploy.plan_deadline_s
@@ -53,8 +70,8 @@ class DeployedBackend:
         given = self.recipe.planner
         longest = max(given.interval or 1, min(given.max_interval or LONGEST_BLOCK, LONGEST_BLOCK))
         limits: dict[str, object] = {"allowed_cuts": allowed, "max_interval": longest}
-        if given.micro_batches == "auto":
-            limits["micro_batches"] = 1  # more parts are planned and simulated only
+        if given.micro_batches == "auto" and self.undivided:
+            limits["micro_batches"] = 1
         self.limits = given.model_copy(update=limits)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._called: Future[Any] | None = None
@@ -71,12 +88,14 @@ class DeployedBackend:
         if decision.interval is None or decision.layer_intervals or decision.placed is not None:
             problem = f"{self.policy.title} averages some layers at other times than others, or never"
             raise InvalidInput("run.policies", problem, "A deployment averages all client-specific layers together")
-        if decision.micro_batches > 1:
-            problem = f"is {decision.micro_batches}, but devices send every mini-batch as a whole"
-            raise InvalidInput("decision.micro_batches", problem, "Give 1: a deployment cannot split mini-batches")
-        if decision.wire_dtype not in (None, self.recipe.model.wire_dtype):
-            problem = f"is {decision.wire_dtype!r}, but devices send {self.recipe.model.wire_dtype!r}"
-            raise InvalidInput("decision.wire_dtype", problem, "Give it as model.wire_dtype of the recipe")
+        part_size(self.terms.batch_size, decision.micro_batches)  # it has to divide mini-batches
+        if decision.micro_batches > 1 and self.undivided:
+            problem = f"is {decision.micro_batches}, but batch-norm would normalise every part by itself"
+            remedy = "Give 1, set training.ghost_batches, or choose another norm for the model"
+            raise InvalidInput("decision.micro_batches", problem, remedy)
+        if decision.wire_dtype not in (None, *WIRE_DTYPES):
+            problem = f"is {decision.wire_dtype!r}"
+            raise InvalidInput("decision.wire_dtype", problem, f"Choose one of: {', '.join(WIRE_DTYPES)}")
         if min(decision.cuts) < self.terms.floor:
             problem = f"is {self.terms.floor}, but {self.policy.title} cuts at {min(decision.cuts)}"
             raise InvalidInput("deploy.cut_floor", problem, "Lower it, or give cuts from it on")

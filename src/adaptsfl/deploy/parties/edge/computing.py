@@ -26,7 +26,7 @@ class ComputingThread(ThreadPoolExecutor):
     def __init__(self, edge_model: EdgeModel) -> None:
         super().__init__(1, "compute")
         self.edge_model = edge_model
-        self._arrived: list[tuple[int, Tensor, Failed]] = []  # activations that wait for the next work
+        self._arrived: list[tuple[int, Tensor, int, Failed]] = []  # activations that wait for the next work
         self._urgent = 0  # calls of `run` that have not ended
         self._idle, self._turn = asyncio.Event(), asyncio.Lock()
         self._idle.set()
@@ -49,15 +49,20 @@ class ComputingThread(ThreadPoolExecutor):
                 await self._idle.wait()
             return await self._submitted(work, *arguments)
 
-    def receive(self, device: int, activations: Tensor, failed: Failed) -> None:
-        """Hand a device's activations to the model, before all work that is requested later.
+    def receive(self, device: int, activations: Tensor, part: int, failed: Failed) -> None:
+        """Hand a part of a device's activations to the model, before all work that is requested later.
 
         Args:
             failed: called on the event loop with the error, if there is one.
         """
-        self._arrived.append((device, activations, failed))
+        self._arrived.append((device, activations, part, failed))
         if self.edge_model.has_own_layers(device) or activations.numel() >= WORTH_A_JOB:
             self.submit(self._receive_all, self._take(), asyncio.get_running_loop())
+
+    def drop_round(self) -> None:
+        """Have the model drop what it has of a round, before all work that is requested later."""
+        self._arrived.clear()
+        self.submit(self.edge_model.drop_round)
 
     async def _submitted(self, work: Callable[..., T], *arguments: Any) -> T:
         arrived, loop = self._take(), asyncio.get_running_loop()
@@ -68,13 +73,13 @@ class ComputingThread(ThreadPoolExecutor):
 
         return await asyncio.shield(loop.run_in_executor(self, job))
 
-    def _take(self) -> list[tuple[int, Tensor, Failed]]:
+    def _take(self) -> list[tuple[int, Tensor, int, Failed]]:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def _receive_all(self, arrived: list[tuple[int, Tensor, Failed]], loop: asyncio.AbstractEventLoop) -> None:
-        for device, activations, failed in arrived:
+    def _receive_all(self, arrived: list[tuple[int, Tensor, int, Failed]], loop: asyncio.AbstractEventLoop) -> None:
+        for device, activations, part, failed in arrived:
             try:
-                self.edge_model.receive(device, activations)
+                self.edge_model.receive(device, activations, part)
             except Exception as error:
                 loop.call_soon_threadsafe(failed, error)

@@ -27,19 +27,20 @@ from adaptsfl.deploy.parties.edge.executor import Executor
 from adaptsfl.deploy.parties.edge.journal import Journal, RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
 from adaptsfl.deploy.parties.edge.model import EdgeModel
-from adaptsfl.deploy.parties.edge.resources import MeasuredFleet
+from adaptsfl.deploy.parties.edge.resources import MeasuredFleet, passes
 from adaptsfl.deploy.parties.edge.roster import Roster
-from adaptsfl.deploy.parties.edge.sessions import Shapes
+from adaptsfl.deploy.parties.edge.sessions import WHOLE, Shapes
 from adaptsfl.deploy.parties.fed.client import OTHER_FOLDERS, RetryingFedClient
+from adaptsfl.deploy.parties.passes import time_passes
 from adaptsfl.deploy.parties.probe import measure_link
 from adaptsfl.deploy.protocol import EdgeProtocol
 from adaptsfl.deploy.protocol.events import BlockOpened, RunOver
 from adaptsfl.deploy.protocol.state import Rules
+from adaptsfl.deploy.sending import Sending
 from adaptsfl.deploy.service import Calls, NotNow
 from adaptsfl.deploy.status.board import Board, Status
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.errors import InvalidInput, TrainingDiverged
-from adaptsfl.fleet import AffineTime
 from adaptsfl.latency import FED_SERVER
 from adaptsfl.loading import costs_of
 from adaptsfl.runs.backend import Order, Scene, Trained
@@ -47,10 +48,11 @@ from adaptsfl.runs.ending import rounds_planned
 from adaptsfl.runs.loop import BlockLoop
 from adaptsfl.runs.recipe import about_run, check_run, norm_remark, reestimates
 from adaptsfl.runs.record import Block
-from adaptsfl.training.timing import time_layers
+from adaptsfl.training.batchnorm import mixes_samples
 
 SHUTDOWN_S = 30.0  # for devices that are disconnected when the run ends to reconnect and be informed
 LAST_ATTEMPTS = 3  # to re-estimate the final model's statistics, while servers are restarted or devices fail
+MESSAGES_S = 1e-3  # the first guess of what activations and gradients of one device cost the edge server, of any size
 PREPARING_S = 90.0  # more for devices that are connected, but read no messages while they measure their links
 
 
@@ -86,7 +88,8 @@ class Conductor:
         self.edge_model = EdgeModel(self.model, self.template, recipe.training.statistics, terms.devices, terms.floor)
         self.measured = self._measured(example)
         self.policy = deployed_policy(terms)
-        self.backend = DeployedBackend(self, terms, self.measured, self.policy)
+        mixes = mixes_samples(self.model.pieces)
+        self.backend = DeployedBackend(self, terms, self.measured, self.policy, mixes_samples=mixes)
         self.loop = BlockLoop(self.backend, self.policy)
         self.journal = Journal(folder, terms)
         planned = rounds_planned(terms.run, terms.batch_size)
@@ -104,6 +107,7 @@ class Conductor:
         self.progress = RunProgress(deepest=terms.floor)
         self.reestimates = reestimates(recipe.training, self.model, terms.devices)
         self._last_cuts: tuple[int, ...] = (terms.floor,) * terms.devices
+        self._last_wire: str = recipe.model.usual_wire_dtype
         self._before_s = self._began = self._noted = 0.0
         self._common_at_close: LayerStates = {}
         self._keeping: Future[None] | None = None
@@ -185,7 +189,7 @@ class Conductor:
         """Train one block of rounds under one decision, and have the layers of devices averaged."""
         since = self.progress.rounds - self.progress.evaluated_at
         evaluate = since >= self.terms.run.evaluate_every
-        block = await self._opened(order.decision, order.rounds, scene)
+        block = await self._opened(order, scene)
         began_s = self.progress.seconds
         self._show_plan(block)
         self.board.update_beliefs(order.estimates, scene.fleet)
@@ -194,8 +198,9 @@ class Conductor:
         self.board.update_phases(block.predicted, {phase: block.clock.seconds[phase] for phase in ("b1", "b2", "b3")})
         return self.accounts.trained(block, began_s, self.progress.seconds)
 
-    async def _opened(self, decision: Decision, rounds: int, scene: Scene) -> Ledger:
+    async def _opened(self, order: Order, scene: Scene) -> Ledger:
         """Open a block at the fed server."""
+        decision, sending = order.decision, self._sending(order)
         assert decision.interval is not None
         planned = dict(zip(scene.members, decision.cuts, strict=True))
         least = min(planned.values())  # for devices that join while it runs
@@ -215,20 +220,30 @@ class Conductor:
         block = Ledger(
             attempt=opening.attempt,
             number=self.progress.blocks + 1,
-            first_round=self.progress.rounds + 1,
-            rounds=rounds,
+            first_round=order.first_round,
+            rounds=order.rounds,
             interval=decision.interval,
             cuts=cuts,
             opening=opening,
             brought=brought,
             scene=scene,
             known=max(deepest, before),
-            predicted=self.accounts.predicted(scene, decision.cuts),
+            predicted=self.accounts.predicted(scene, decision.cuts, sending),
             clock=clock,
             opened_s=opened["b2"],
+            sending=sending,
+            compared=order.compared,
         )
-        self._last_cuts = cuts
+        if order.compared:
+            block.predicted_first = self.accounts.predicted(scene, decision.cuts, WHOLE)
+        self._last_cuts, self._last_wire = cuts, sending.wire_dtype
         return block
+
+    def _sending(self, order: Order) -> Sending:
+        """Return how the activations and gradients of a block are sent."""
+        decision = order.decision
+        wire_dtype = decision.wire_dtype or self.recipe.model.usual_wire_dtype
+        return Sending(decision.micro_batches, wire_dtype, order.first_round if order.compared else 0)
 
     async def _carry_out(self, block: Ledger, *, evaluate: bool, result_wanted: bool = True) -> None:
         """Run a block by the protocol, until it ends."""
@@ -247,6 +262,7 @@ class Conductor:
                 evaluate=evaluate,
                 estimate=block.estimated,
                 result_wanted=result_wanted,
+                sending=block.sending,
             )
         )
 
@@ -294,7 +310,8 @@ class Conductor:
             return False
         scene = await self.observe()
         cuts = tuple(self._last_cuts[number] for number in scene.members)
-        block = await self._opened(Decision(cuts, 1), 0, scene)
+        last = Decision(cuts, 1, wire_dtype=self._last_wire)
+        block = await self._opened(Order(last, 0, self.progress.rounds + 1), scene)
         await self._carry_out(block, evaluate=True, result_wanted=untested)
         self.roster.check()  # raise errors before a broken model is written
         if block.evaluation is not None:
@@ -339,6 +356,7 @@ class Conductor:
                 self.progress.evaluated_at = max([self.progress.evaluated_at, *evaluated])
                 least = min(cut for cut in blocks[-1].cuts if cut)
                 self._last_cuts = tuple(cut or least for cut in blocks[-1].cuts)
+                self._last_wire = blocks[-1].wire_dtype or self._last_wire
         self._common_at_close = self.edge_model.common_states()
         return False
 
@@ -354,18 +372,28 @@ class Conductor:
 
     def _show_plan(self, block: Ledger) -> None:
         cuts = ", ".join(str(block.cuts[k]) for k in block.scene.members)
+        sending, plain = block.sending, Sending(wire_dtype=self.recipe.model.usual_wire_dtype)
+        how = "" if sending == plain else f", {sending.micro_batches} parts in {sending.wire_dtype}"
         self.say(
-            f"block {block.number}: rounds {block.first_round} to {block.last_round}, cuts {cuts} "
+            f"block {block.number}: rounds {block.first_round} to {block.last_round}, cuts {cuts}{how} "
             f"(version {self.progress.version} of the layers)"
         )
-        self.board.update(block=block.number, interval=block.interval, deepest=block.deepest)
+        parts, wire_dtype = sending.micro_batches, sending.wire_dtype
+        self.board.update(
+            block=block.number,
+            interval=block.interval,
+            deepest=block.deepest,
+            micro_batches=parts,
+            wire_dtype=wire_dtype,
+        )
 
     def _measured(self, example: Tensor) -> MeasuredFleet:
         """Return the resources of the fleet before any device has joined: only this server's speed is measured."""
         terms, recipe = self.terms, self.recipe
         nominal = costs_of(self.model, example, recipe.model, terms.batch_size, recipe.training.optimizer)
         measured = MeasuredFleet(nominal, terms.names, terms.batch_size, terms.optimizer)
-        times = time_layers(self.model, example, terms.batch_size)
+        times, fixed_s = time_passes(self.model, example, terms.batch_size)
+        passes_s = sum(times.forward_s) + sum(times.backward_s)
         flops = terms.batch_size * nominal.forward_flops[-1] / max(1e-9, sum(times.forward_s))
-        measured.server["flops"] = AffineTime(flops)
+        measured.server["flops"] = passes(flops, passes_s, fixed_s, beside_s=MESSAGES_S * terms.devices)
         return measured

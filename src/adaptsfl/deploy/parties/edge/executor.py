@@ -18,7 +18,6 @@ from torch import Tensor
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.accounts import Accounts
 from adaptsfl.deploy.parties.edge.averaging import Averaging
-from adaptsfl.deploy.parties.edge.clock import ALL
 from adaptsfl.deploy.parties.edge.computing import ComputingThread
 from adaptsfl.deploy.parties.edge.journal import RunProgress
 from adaptsfl.deploy.parties.edge.ledger import Ledger
@@ -26,6 +25,7 @@ from adaptsfl.deploy.parties.edge.model import EdgeModel, RejectedActivations
 from adaptsfl.deploy.parties.edge.reestimation import Reestimation
 from adaptsfl.deploy.parties.edge.roster import Roster
 from adaptsfl.deploy.parties.edge.sessions import Arrival, Member, Session, Shapes
+from adaptsfl.deploy.parties.edge.training import RoundTraining
 from adaptsfl.deploy.parties.fed.client import RetryingFedClient
 from adaptsfl.deploy.protocol import actions as do
 from adaptsfl.deploy.protocol import events
@@ -44,7 +44,7 @@ class Executor:
     Attributes:
         progress: the progress of the run.
         ledger: the ledger of the block under way; None between two blocks.
-        arrivals: activations that have arrived for the open round, by device.
+        training: trains rounds with the activations that have arrived.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Executor:
         self.shapes: Shapes = accounts.shapes
         self.settings = settings
         self.computing = ComputingThread(edge_model)
+        self.training = RoundTraining(roster, self.computing)
         self.averaging = Averaging(roster, fed, accounts, self._own_layers, measure_divergence)
         self.reestimation = Reestimation(roster, fed, self.shapes, edge_model, self.computing.run)
         self.progress = RunProgress()
         self.ledger: Ledger | None = None
-        self.arrivals: dict[int, Arrival] = {}
         self._for_estimation: dict[int, Tensor] = {}
         self._sessions: dict[int, Session] = {}
         self._numbers = count(1)
@@ -197,11 +197,17 @@ class Executor:
             evaluate=action.evaluate,
             estimate=action.estimate,
         )
+        if self.ledger is not None:
+            sending, session = self.ledger.sending, self._sessions.get(action.connection)
+            plan.micro_batches, plan.wire_dtype = sending.micro_batches, sending.wire_dtype
+            plan.exact_round = sending.exact_round
+            if session is not None:
+                session.parts = sending.micro_batches
         self._send(action.connection, wire.ToDevice(plan=plan))
 
     def _send_gradients(self, action: do.SendGradients) -> None:
-        answer = self.roster.by_number[action.device].answer
-        if answer is not None and answer[0].round == action.round:
+        answer = self.roster.by_number[action.device].answer(action.round, action.part)
+        if answer is not None:
             self._send(action.connection, wire.ToDevice(gradients=answer[0]), answer[1])
 
     def _send_skip(self, action: do.SendSkip) -> None:
@@ -242,17 +248,14 @@ class Executor:
             block.placed_at = time.perf_counter()
             return given
 
-        self.arrivals.pop(action.device, None)
+        self.training.arrivals.pop(action.device, None)
         if action.cut < block.deepest:
             self._start(work())
         else:  # it has none above its cut
             self.handle(given)
 
     def _use_activations(self, action: do.UseActivations) -> None:
-        session = self._sessions[action.connection]
-        assert session.arrival is not None
-        self.arrivals[action.device] = arrival = session.arrival
-        self.computing.receive(action.device, arrival.activations, session.close)
+        self.training.use(action, self._sessions[action.connection])
 
     def _keep_for_estimation(self, action: do.KeepForEstimation) -> None:
         arrival = self._sessions[action.connection].arrival
@@ -291,34 +294,29 @@ class Executor:
 
     def _train_round(self, action: do.TrainRound) -> None:
         assert self.ledger is not None
-        arrivals = {device: self.arrivals[device] for device in action.devices}
-        self._start(self._trained(self.ledger, action, arrivals))
+        self._start(self._trained(self.ledger, action, self.training.arrived(action)))
 
     async def _trained(self, block: Ledger, action: do.TrainRound, arrivals: dict[int, Arrival]) -> events.Event | None:
-        """Train a round, and keep its gradients to be sent."""
-        began, devices = time.perf_counter(), action.devices
-        weights = self.roster.shares(devices)
-        labels = {device: arrivals[device].labels for device in devices}
+        """Train a part of a round; after the last one write down how long the round took."""
         try:
-            losses, gradients = await self.computing.run(self.edge_model.train, action.round, devices, labels, weights)
+            parts = await self.training.train(block, action, arrivals)
         except RejectedActivations as error:
-            for device in error.devices:
-                self.arrivals.pop(device, None)
-            return events.RoundRejected(action.attempt, action.round, error.devices)
+            return events.RoundRejected(action.attempt, action.round, error.devices, action.part)
         if block.over:
             return None
-        self.arrivals = {}
+        trained = events.RoundTrained(action.attempt, action.round, action.part)
+        if action.part + 1 < action.parts:
+            return trained
         self.progress.rounds = action.round
-        for device, gradient in zip(devices, gradients, strict=True):
-            self.roster.by_number[device].keep(action.round, gradient, self.shapes.wire_dtype)
-        self.handle(events.RoundTrained(action.attempt, action.round))
-        took = time.perf_counter() - began
-        loss = float((losses * losses.new_tensor(weights)).sum())
-        turn_s = ALL if action.everybody else took
-        phases, round_s = self.accounts.note_round(block, action.round, arrivals, loss, began + took, turn_s)
-        self.roster.board.add_loss(action.round, loss)
+        self.handle(trained)
+        phases, round_s = self.accounts.note_round(block, action.round, parts)
+        self.roster.board.add_loss(action.round, block.losses[-1])
         self.roster.show_round(action.round, block.predicted, phases, round_s)
         return None
+
+    def _drop_round(self, _action: do.DropRound) -> None:
+        self.training.drop()
+        self.computing.drop_round()
 
     def _estimate_moments(self, action: do.EstimateMoments) -> None:
         assert self.ledger is not None
@@ -365,7 +363,8 @@ class Executor:
     def _forget_block(self) -> None:
         if self.ledger is not None:
             self.ledger.over = True
-        self.ledger, self.arrivals, self._for_estimation, self.edge_model.start = None, {}, {}, None
+        self.training.drop()
+        self.ledger, self._for_estimation, self.edge_model.start = None, {}, None
 
     def _end_shutdown(self, _action: do.EndShutdown) -> None:
         self._ended()

@@ -1,11 +1,13 @@
 """The ledger of one block at the edge server: how it was opened at the fed server, and how long its phases took."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.layers_file import LayerStates
 from adaptsfl.deploy.parties.edge.clock import BlockClock
 from adaptsfl.deploy.protocol.events import Averaged
+from adaptsfl.deploy.sending import Sending
 from adaptsfl.runs.backend import Scene
 
 
@@ -20,8 +22,10 @@ class Ledger:
         cuts: one per device of the fleet, also for devices that are not connected.
         opening, brought: the call that opened the block at the fed server, kept to be repeated.
         scene: the connected devices when it was planned, and their resources.
+        sending: how its activations and gradients are sent.
         known: how many layers the fed server holds: L_c, or more where some become common with this block.
         predicted: seconds of every phase of one round and of one averaging.
+        predicted_first: the same where the first round is undivided and exact, because types of numbers are compared.
         clock: the times of its phases.
         estimated: whether batch-norm's statistics are estimated before the evaluation; `merged` once they are merged.
         over: whether the block is over.
@@ -33,7 +37,9 @@ class Ledger:
         opened_s: how long the fed server took to open it.
         placed_at: when the edge server held the layers of all devices, as far as it has been asked to.
         tested: devices whose test samples have arrived since the gradients of the last round were sent.
+        answered: when the gradients of every part of the last round were sent.
         present, losses: the devices and the loss of every round.
+        compared: types of numbers whose cost in rounds is measured in the first round; `wires` has the factors.
     """
 
     attempt: int
@@ -48,6 +54,7 @@ class Ledger:
     known: int
     predicted: dict[str, float]
     clock: BlockClock
+    sending: Sending = field(default_factory=Sending)
     estimated: bool = False
     merged: bool = False
     over: bool = False
@@ -60,6 +67,10 @@ class Ledger:
     tested: set[int] = field(default_factory=set)
     present: list[tuple[int, ...]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    compared: tuple[str, ...] = ()
+    predicted_first: dict[str, float] | None = None
+    answered: tuple[float, ...] = ()
+    wires: dict[str, float] = field(default_factory=dict)
     bits: float = 0.0
     own_bits: float = 0.0
     own_delivered_at: float = 0.0
@@ -77,6 +88,12 @@ class Ledger:
     @property
     def predicted_s(self) -> float:
         """The predicted time of the whole block."""
-        every_round = sum(seconds for phase, seconds in self.predicted.items() if phase.startswith("a"))
-        averaging = sum(seconds for phase, seconds in self.predicted.items() if phase.startswith("b"))
-        return self.rounds * every_round + averaging
+        first = self.predicted if self.predicted_first is None else self.predicted_first
+        every_round, first_round = (_seconds(predicted, "a") for predicted in (self.predicted, first))
+        more = max(0, self.rounds - 1)
+        return (self.rounds - more) * first_round + more * every_round + _seconds(self.predicted, "b")
+
+
+def _seconds(predicted: Mapping[str, float], kind: str) -> float:
+    """Return the seconds of all phases of a round ("a") or of an averaging ("b")."""
+    return sum(seconds for phase, seconds in predicted.items() if phase.startswith(kind))

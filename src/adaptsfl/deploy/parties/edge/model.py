@@ -117,6 +117,7 @@ class EdgeModel:
 
     def admit(self, device: int, cut: int) -> None:
         """Create a device's own layers above the cut, with the weights with which the block began."""
+        self._sent = {key: sent for key, sent in self._sent.items() if key[0] != device}
         self.server.non_common[device] = [
             self.template.layer(number, self._base[number]) for number in range(cut + 1, self.deepest + 1)
         ]
@@ -173,6 +174,11 @@ class EdgeModel:
     def update(self, round_: int, present: Sequence[int]) -> None:
         """Update the layers after the last part of round 1, 2, …; own layers only of devices with all their parts."""
         self.server.update(round_, present)
+        self._sent.clear()
+
+    def drop_round(self) -> None:
+        """Drop activations and gradients of the round under way: it begins again, and no layer has changed."""
+        self.server.drop()
         self._sent.clear()
 
     def _receive_again(self, device: int, part: int, *, rejected: bool) -> None:

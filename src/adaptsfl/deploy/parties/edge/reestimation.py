@@ -54,7 +54,7 @@ class Reestimation:
     async def _merge(self, block: Ledger, own: dict[Norm, Moments], sent: Mapping[int, Tensor]) -> list[str]:
         """Merge the edge server's moments with those of devices; return devices whose moments the fed server lacks."""
         cuts = [block.cuts[device] for device in sent]
-        block.bits += sum(8 * self.shapes.size(cut) for cut in cuts)
+        block.bits += sum(8 * self.shapes.size(cut, block.sending) for cut in cuts)
         here, known = range(min(cuts) + 1, block.deepest + 1), range(min(cuts) + 1, block.known + 1)
         brought = {norm: own[norm] for norm in self.fed.moments.norms(known)}
         if brought:

@@ -30,6 +30,18 @@ BESIDE, CHANGED = {"fed_uplink_bps": "uplink_bps", "fed_downlink_bps": "downlink
 TRAVELLING = {"sgd": 1, "momentum": 2, "adam": 3}
 
 
+def passes(flops: float, passes_s: float, fixed_s: float, beside_s: float = 0.0) -> AffineTime:
+    """Return a first guess of how long passes take, of which one through all layers took `passes_s`.
+
+    Args:
+        flops: the speed if no seconds were fixed.
+        fixed_s: how many of `passes_s` do not depend on the number of samples; at most half of them is believed.
+        beside_s: further fixed seconds, which are not in `passes_s`.
+    """
+    fixed_s = min(fixed_s, passes_s / 2) if fixed_s > 0 else 0.0
+    return AffineTime(min(flops * passes_s / (passes_s - fixed_s), FASTEST_EVER), fixed_s + beside_s)
+
+
 class MeasuredFleet:
     """The rates of all devices and servers, and the fixed seconds of every pass and transfer.
 
@@ -62,7 +74,8 @@ class MeasuredFleet:
         self._shares[number] = forward / forward.sum(), backward / forward.sum()
         self.__dict__.pop("costs", None)
         flops = self.batch_size * self.nominal.forward_flops[-1] / forward.sum()
-        known = self.devices.setdefault(number, {"flops": AffineTime(min(float(flops), FASTEST_EVER))})
+        passes_s, flops = float(forward.sum() + backward.sum()), min(float(flops), FASTEST_EVER)
+        known = self.devices.setdefault(number, {"flops": passes(flops, passes_s, message.fixed_s)})
         one_way_s = {name: getattr(message.rates, fixed_name) for name, fixed_name in LINKS.items()}
         one_way_s = {name: seconds if 0 <= seconds <= LONGEST_S else 0.0 for name, seconds in one_way_s.items()}
         fixed_s = dict(one_way_s)
@@ -124,16 +137,16 @@ class MeasuredFleet:
             self._probed(self.server, name, rate, call_s)
         self.averaging = AffineTime(AVERAGED_BPS, 2 * call_s)  # two: a block is opened, and its layers are averaged
 
-    def computed(self, number: int, cut: int, forward_s: float, backward_s: float) -> None:
-        """Add the time that a device's layers took."""
+    def computed(self, number: int, cut: int, forward_s: float, backward_s: float, parts: int = 1) -> None:
+        """Add the time that a device's layers took for one of so many parts of a mini-batch."""
         costs = self.costs
         if forward_s > 0 and backward_s > 0:
-            work = self.batch_size * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
+            work = self.batch_size / parts * (costs.forward_flops[cut - 1] + costs.backward_flops[cut - 1])
             self.devices[number]["flops"].add(work, forward_s + backward_s)
 
-    def server_took(self, cuts: Sequence[int], seconds: float) -> None:
-        """Add the time that the server's part of one round took."""
-        work = self.batch_size * float(latency.server_flops(self.costs, np.array(cuts)))
+    def server_took(self, cuts: Sequence[int], seconds: float, parts: int = 1) -> None:
+        """Add the time that the server's turn took for one of so many parts of a round."""
+        work = self.batch_size / parts * float(latency.server_flops(self.costs, np.array(cuts)))
         if seconds > 0:
             self.server["flops"].add(work, seconds)
 

@@ -12,6 +12,7 @@ from adaptsfl.deploy.parties.edge.conductor import Conductor
 from adaptsfl.deploy.parties.edge.sessions import HELLO_S, MOST_SAMPLES, Arrival, Session, check_seconds
 from adaptsfl.deploy.protocol import events
 from adaptsfl.deploy.security.identity import Party, require
+from adaptsfl.deploy.sending import Sending
 from adaptsfl.deploy.service import NotNow, Service, TooMuch
 from adaptsfl.deploy.tensors import NonFiniteTensor, size_of
 from adaptsfl.deploy.terms import PROTOCOL
@@ -124,7 +125,7 @@ class EdgeService(Service):
             await session.discard(header, self.shapes, requests)
             self.executor.handle(events.StaleActivations(session.number))
             return
-        self.shapes.check(header, self.protocol.devices[member.number].cut)
+        self.shapes.check(header, self.protocol.devices[member.number].cut, self._sending())
         try:
             arrival = await session.receive(header, self.shapes, requests)
         except NonFiniteTensor:
@@ -137,25 +138,34 @@ class EdgeService(Service):
             await asyncio.wait([session.evaluation])
         session.arrival = arrival
         purpose: events.Purpose = "evaluation" if header.evaluation else "estimation" if header.estimation else "round"
-        batches = int(header.evaluation_batches)
-        self.executor.handle(events.Activations(session.number, attempt, int(header.round), purpose, batches))
+        number, batches, part = int(header.round), int(header.evaluation_batches), int(header.part)
+        self.executor.handle(events.Activations(session.number, attempt, number, purpose, batches, part))
         await self.executor.taken(session)
 
     def _measure(self, session: Session, arrival: Arrival) -> None:
         """Measure the speed of a device and its links from its activations; within a block `Accounts` sees more."""
         member, header, ledger = session.member, arrival.header, self.executor.ledger
         bits = 8 * size_of(header.tensor.shape, header.tensor.dtype)
-        if header.evaluation or header.estimation or ledger is None or header.round == ledger.first_round:
+        apart, parts = header.evaluation or header.estimation, self._sending().parts(header.round)
+        if not apart and header.part + 1 < parts:
+            return  # one part of a mini-batch is enough
+        if apart or ledger is None or header.round == ledger.first_round:
             self.measured.device(member.number, bits, uplink_bps=arrival.bps)
             self.measured.device(member.number, member.answered_bits, downlink_bps=header.downlink)
-        if not (header.evaluation or header.estimation):
+        if not apart:
             cut = self.protocol.devices[member.number].cut
-            self.measured.computed(member.number, cut, header.forward_s, header.backward_s)
-            member.forward_s, member.backward_s = header.forward_s, header.backward_s or member.backward_s
+            self.measured.computed(member.number, cut, header.forward_s, header.backward_s, parts)
+            member.forward_s = parts * header.forward_s
+            member.backward_s = parts * header.backward_s or member.backward_s
+
+    def _sending(self) -> Sending:
+        """Return how activations and gradients of the block under way are sent."""
+        block = self.protocol.block
+        return Sending() if block is None else block.sending
 
     def _take_delivered(self, session: Session, delivered: wire.Delivered) -> None:
         block, ledger, number = self.protocol.block, self.executor.ledger, session.member.number
-        check_seconds(delivered.backward_s, delivered.upload_s)
+        check_seconds(delivered.backward_s, delivered.upload_s, delivered.update_s)
         expected = self.protocol.expects(session.number, int(delivered.attempt))
         if expected and block is not None and block.closing and ledger is not None:
             accounts, now = self.conductor.accounts, time.perf_counter()

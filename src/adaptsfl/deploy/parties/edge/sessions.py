@@ -12,10 +12,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from adaptsfl.costs import WIRE_DTYPES
 from adaptsfl.deploy import wire_pb2 as wire
 from adaptsfl.deploy.parties.edge.resources import LONGEST_S
 from adaptsfl.deploy.security.limits import RateLimit
-from adaptsfl.deploy.tensors import check_header, pack, size_of, unpack
+from adaptsfl.deploy.sending import Sending
+from adaptsfl.deploy.tensors import LABELS, check_header, pack, size_of, unpack
 from adaptsfl.deploy.terms import Terms
 from adaptsfl.deploy.transfer import Chunk, Incoming, chunks
 from adaptsfl.errors import BadMessage
@@ -26,7 +28,9 @@ JOINS_PER_MINUTE = 30
 HELLO_S = 60.0  # timeout for the first message, `Hello`, of a connection
 MOST_SAMPLES = 10**9
 MOST_TEST_BATCHES = 2**20
-MOST_UNREAD, MOST_UNREAD_TENSORS = 64, 4  # messages that a device may leave unread, and gradients among them
+# Messages that a device may leave unread, and mini-batches of gradients among them.
+MOST_UNREAD, MOST_UNREAD_TENSORS = 64, 4
+WHOLE = Sending()  # in the widest type
 
 
 @dataclass
@@ -34,8 +38,8 @@ class Member:
     """Measurements and data that the edge server keeps of a device; its protocol state is `DeviceState`.
 
     Attributes:
-        answer: the gradients of the last round that was trained with it, kept to be sent again.
-        answered_bits: the size of these gradients, whose cut may differ from that of the next ones.
+        answers: by part: the gradients of the last round that was trained with it, kept to be sent again.
+        answered_bits: the size of the last of them, whose cut may differ from that of the next ones.
         forward_s, backward_s: the times of its layers, as it last reported.
         sent_bytes, received_bytes: bytes of tensors to and from it, since the server was started.
         joins: the rate limit of its connections.
@@ -43,7 +47,7 @@ class Member:
 
     number: int
     name: str
-    answer: tuple[wire.Gradients, memoryview] | None = None
+    answers: dict[int, tuple[wire.Gradients, memoryview]] = field(default_factory=dict)
     answered_bits: int = 0
     forward_s: float | None = None
     backward_s: float | None = None
@@ -51,15 +55,23 @@ class Member:
     received_bytes: int = 0
     joins: RateLimit = field(default_factory=lambda: RateLimit(JOINS_PER_MINUTE))
 
-    def keep(self, number: int, gradient: Tensor, wire_dtype: str) -> None:
-        """Keep the gradients of a round, to be sent now and perhaps again."""
-        tensor, data = pack(gradient, wire_dtype, Dither(self.number, number))
-        self.answer, self.answered_bits = (wire.Gradients(round=number, tensor=tensor), data), 8 * len(data)
+    def keep(self, number: int, gradient: Tensor, wire_dtype: str, part: int = 0) -> None:
+        """Keep the gradients of a part of a round, to be sent now and perhaps again."""
+        if part == 0:
+            self.answers = {}
+        tensor, data = pack(gradient, wire_dtype, Dither(self.number, number, first=part * len(gradient)))
+        self.answers[part] = wire.Gradients(round=number, tensor=tensor, part=part), data
+        self.answered_bits = 8 * len(data)
+
+    def answer(self, number: int, part: int) -> tuple[wire.Gradients, memoryview] | None:
+        """Return the gradients of a part of a round, if they are those that are kept."""
+        kept = self.answers.get(part)
+        return kept if kept is not None and kept[0].round == number else None
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes and types of this run's tensors on the wire.
+    """The shapes of this run's tensors on the wire.
 
     Attributes:
         activations: the shape of one sample at cuts 1, 2, ….
@@ -71,7 +83,6 @@ class Shapes:
     labels: tuple[int, ...]
     classes: int
     batch_size: int
-    wire_dtype: str
 
     @classmethod
     @torch.no_grad()
@@ -84,16 +95,16 @@ class Shapes:
             shapes.append(tuple(x.shape[1:]))
         model.train(mode)
         labels = shapes[-1][:-1]  # one label per output; in a sequence, one per token
-        classes, wire_dtype = terms.classes(model, example), terms.recipe.model.wire_dtype
-        return cls(tuple(shapes), labels, classes, terms.batch_size, wire_dtype)
+        return cls(tuple(shapes), labels, terms.classes(model, example), terms.batch_size)
 
-    def size(self, cut: int) -> int:
-        """Return the bytes of a mini-batch at a cut."""
-        return size_of((self.batch_size, *self.activations[cut - 1]), self.wire_dtype)
+    def size(self, cut: int, sending: Sending, round_: int | None = None) -> int:
+        """Return the bytes of one part of a round's mini-batch at a cut; without a round, of a whole mini-batch."""
+        parts, dtype = (1, sending.wire_dtype) if round_ is None else (sending.parts(round_), sending.dtype(round_))
+        return size_of((self.batch_size // parts, *self.activations[cut - 1]), dtype)
 
-    def check(self, header: wire.Activations, cut: int) -> None:
-        """Reject tensors whose shape or type is not that of a mini-batch at this cut, and implausible times."""
-        check_seconds(header.forward_s, header.backward_s, header.fetch_s)
+    def check(self, header: wire.Activations, cut: int, sending: Sending) -> None:
+        """Reject tensors whose shape or type is not that of a message at this cut, and implausible times."""
+        check_seconds(header.forward_s, header.backward_s, header.fetch_s, header.update_s)
         samples = header.tensor.shape[0] if header.tensor.shape else 0
         if header.evaluation and header.estimation:
             raise BadMessage("activations came for an evaluation and an estimation at once")
@@ -103,9 +114,13 @@ class Shapes:
             if not 1 <= header.evaluation_batches <= MOST_TEST_BATCHES:
                 batches = header.evaluation_batches
                 raise BadMessage(f"{batches} mini-batches were announced, 1 to {MOST_TEST_BATCHES} were expected")
-        else:
+        elif header.estimation:
             samples = self.batch_size
-        check_header(header.tensor, (samples, *self.activations[cut - 1]), self.wire_dtype)
+        else:
+            samples = self.batch_size // sending.parts(header.round)
+        apart = header.evaluation or header.estimation
+        dtype = sending.wire_dtype if apart else sending.dtype(header.round)
+        check_header(header.tensor, (samples, *self.activations[cut - 1]), dtype)
         check_header(header.labels, (samples, *self.labels), "int64")
 
 
@@ -138,12 +153,14 @@ class Session:
     Attributes:
         arrival: the activations that arrived last, until the protocol has handled them.
         evaluation: the evaluation of the last test samples; no further test samples are used before it is done.
+        parts: messages in which the gradients of one mini-batch are sent.
     """
 
     def __init__(self, member: Member, number: int = 0, closing: Callable[[int], None] = lambda _number: None) -> None:
         self.member, self.number, self._closing = member, number, closing
         self.arrival: Arrival | None = None
         self.evaluation: asyncio.Task[None] | None = None
+        self.parts = 1
         self._queue: asyncio.Queue[tuple[wire.ToDevice, memoryview | None] | None] = asyncio.Queue()
         self._unread_tensors = 0
         self._closed = False
@@ -154,7 +171,8 @@ class Session:
         if self._closed:
             return
         self._unread_tensors += data is not None
-        if self._queue.qsize() >= MOST_UNREAD or self._unread_tensors > MOST_UNREAD_TENSORS:
+        most = MOST_UNREAD_TENSORS * self.parts
+        if self._queue.qsize() - self._unread_tensors >= MOST_UNREAD or self._unread_tensors > most:
             self.close(BadMessage("the device does not read what it is sent"))
             return
         self._queue.put_nowait((message, data))
@@ -198,9 +216,9 @@ class Session:
     async def discard(self, header: wire.Activations, shapes: Shapes, requests: AsyncIterator[wire.FromDevice]) -> None:
         """Read and drop tensors that arrive too late, if their sizes and types are possible in this run."""
         for part in (header.labels, header.tensor):
-            if part.dtype not in ("int64", shapes.wire_dtype):
+            if part.dtype not in (LABELS, *WIRE_DTYPES):
                 raise BadMessage(f"a tensor of {part.dtype[:20]!r} came")
-        most = max(shapes.size(cut) for cut in range(1, len(shapes.activations) + 1))
+        most = max(shapes.size(cut, WHOLE) for cut in range(1, len(shapes.activations) + 1))
         sizes = [size_of(header.labels.shape, header.labels.dtype), size_of(header.tensor.shape, header.tensor.dtype)]
         if sizes[0] > size_of((shapes.batch_size, *shapes.labels), "int64") or sizes[1] > most:
             raise BadMessage(f"{sum(sizes)} bytes were announced")

@@ -68,6 +68,8 @@ function drawCards(now) {
   write("accuracy-note", accuracy < best ? `${note}; best ${(100 * best).toFixed(1)}\u00a0%` : note);
   write("interval", count(now.interval));
   write("deepest", count(now.deepest));
+  write("parts", count(now.micro_batches));
+  write("parts-note", now.wire_dtype ? `k, parts of a mini-batch, in ${now.wire_dtype}` : "k, parts of a mini-batch");
   write("received", rate(now.received_bps));
   write("received-note", `received, ${size(now.received_bytes)} in all`);
   write("sent", rate(now.sent_bps));
