@@ -307,10 +307,11 @@ def choices_section(result: dict[str, Any], written: dict[str, str]) -> str:
     return f"""## Parts of mini-batches and types of numbers
 
 `exact` with 1, 2, 4, 8 and 16 parts and five types of numbers to choose from, against the same problems without
-either; written by {written.get("choices")}. Fleets with fixed seconds have 20 to 80 ms per message and 1 to 5 ms per
-pass: without them more parts are never slower. CPU times are the least of up to three runs; other work on the machine
-makes them longer too, so that ratios tell more. "Own types" is how much faster plans could be if every device had its
-own type: at most the bound; and the estimate, if the factor of a mixture were the mean of its devices' factors.
+either; written by {written.get("choices")}. Fleets with fixed seconds have 20 to 80 ms per message, 1 to 5 ms per pass
+and 2 ms per turn: without those of passes and turns more parts are never slower. CPU times are the least of up to
+three runs; other work on the machine makes them longer too, so that ratios tell more. "Own types" is how much faster
+plans could be if every device had its own type: at most the bound; and the estimate, if the factor of a mixture were
+the mean of its devices' factors.
 
 {markdown(CHOICES_COLUMNS, choices_summary(result.get("choices", [])))}
 """

@@ -1,10 +1,11 @@
 """Numbers of parts and types of numbers to choose from: which of them deserve a search, and a bound for each.
 
 Θ rises with the bits on the wire and with the rounds. So a type that needs no fewer bits than another one at any cut,
-and has no smaller factor on the rounds, is never better and is left out. Where no phase of a round has fixed seconds,
-more parts are never slower: with k parts, f = F/k and so on for F, U, D, G and S of undivided mini-batches, so that
+and has no smaller factor on the rounds, is never better and is left out. Where neither passes nor turns have fixed
+seconds, more parts are never slower. With F, U, D, G and S of undivided mini-batches, without the latency l of links,
+k parts have f = F/k and so on, so that
 
-    X_k = max(F, U) + min(F, U)/k,    X_1 + k s + Y_1 = S + (F + U + D + G)/k,    Z = F + G
+    X_k = max(F, U) + min(F, U)/k + l_up,    X_1 + k s + Y_1 = S + (F + U + D + G)/k + l,    Z = F + G
 
 and all other terms fall with k too. Then only the largest k deserves a search.
 """
@@ -66,7 +67,7 @@ def worthwhile(problem: PlanProblem, choices: Sequence[Choice]) -> list[Choice]:
         if choice.micro_batches == choices[0].micro_batches and not any(_covers(one, choice) for one in kept):
             kept = [*(one for one in kept if not _covers(choice, one)), choice]
     dtypes = {choice.wire_dtype for choice in kept}
-    parts = set(problem.micro_batches) if fixed_in_rounds(problem) else {max(problem.micro_batches)}
+    parts = set(problem.micro_batches) if fixed_in_parts(problem) else {max(problem.micro_batches)}
     return [choice for choice in choices if choice.wire_dtype in dtypes and choice.micro_batches in parts]
 
 
@@ -77,11 +78,10 @@ def _covers(one: Choice, other: Choice) -> bool:
     return bool(fewer_bits.all()) and one.factor <= other.factor
 
 
-def fixed_in_rounds(problem: PlanProblem) -> bool:
-    """Whether some phase of a round takes fixed seconds."""
+def fixed_in_parts(problem: PlanProblem) -> bool:
+    """Whether passes or turns have fixed seconds, which every part pays for; those of links are paid once."""
     fleet = problem.fleet
-    seconds = (fleet.forward_s, fleet.uplink_s, fleet.server.turn_s, fleet.downlink_s, fleet.backward_s)
-    return any(np.any(one) for one in seconds)
+    return bool(np.any(fleet.forward_s) or np.any(fleet.backward_s) or fleet.server.turn_s)
 
 
 class Floor:
